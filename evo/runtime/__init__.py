@@ -29,6 +29,9 @@ What a frontend passes must be memory of that device and dtype, laid out as the 
     cases(sizes, dtype, device, seed)         yields (name, args): random and edge-case calls around a variant's sizes
     timed(sizes, dtype, device, seed)         args of a call of exactly these sizes
     NATIVE, build()                           where there is a frontend.cpp
+
+What several frontends share lies in templates/_shared/: `from ._shared.NAME import ...` and `#include "_shared/NAME.h"`
+find it there, and in a package, into which it is copied with the frontend (evo/export/module.py).
 """
 
 from importlib import import_module

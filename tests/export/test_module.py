@@ -36,6 +36,7 @@ def test_the_files_are_readable_sources_binaries_and_what_runs_them(exported: Pa
         "variant_2_bfloat16_64x256.so",
     ]
     assert {"__init__.py", "__main__.py", "frontend.py", "runtime/dispatch.py", "manifest.json"} <= set(names)
+    assert [n for n in names if n.startswith("_shared")] == ["_shared/norm.h", "_shared/norm.py"]
     for name in names:
         if name.endswith(".py"):
             text = (exported / name).read_text()
@@ -176,4 +177,15 @@ def test_a_kernel_without_a_usable_frontend_is_refused(tmp_path: Path) -> None:
     (folder / "frontend.py").write_text("def f(): pass\n")
     with pytest.raises(KernelError, match="__all__"):
         MODULE.export(request)
+    (folder / "frontend.py").write_text("from ._shared.nothing import f\n\n__all__ = []\n")
+    with pytest.raises(KernelError, match=r"needs _shared/nothing\.py"):
+        MODULE.export(request)
     assert not (tmp_path / "one").exists()
+
+
+def test_what_no_call_of_the_function_is_for_is_not_exported(tmp_path: Path) -> None:
+    """rms_norm has no residual; what a backward pass needs may be stored."""
+    for options in ("residual=true", "residual=true,sum=true"):
+        with pytest.raises(UsageError, match="rms_norm adds nothing"):
+            MODULE.export(request_for("cpu", "native", tmp_path / "one", f"{F32},{options}", kernel="rmsnorm"))
+    MODULE.export(request_for("cpu", "native", tmp_path / "one", f"{F32},rstd=true", kernel="rmsnorm"))

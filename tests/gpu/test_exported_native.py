@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from tests.gpu.conftest import Launched, export
-from tests.runtime.conftest import flash_attentions_rule, is_of, own, serve, theirs
+from tests.runtime.conftest import fitting, flash_attentions_rule, is_norm, is_of, own, serve, theirs
 
 pytestmark = pytest.mark.gpu
 
 WORKLOADS = {
     "layernorm": ("rows=64,cols=1024,dtype=float16", "rows=64,cols=1024,dtype=float32"),
+    "rmsnorm": ("rows=64,cols=1024,dtype=float16", "rows=64,cols=1024,dtype=float32"),
     "attention": [
         f"batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16{kind}"
         for kind in ("", ",causal=true", ",attn_mask=true", ",attn_mask=true,additive=true")
@@ -41,8 +42,8 @@ def arguments(module: ModuleType, *, grad: bool = False, dtype: torch.dtype = to
     draw = lambda *shape: torch.randn(shape, device=device, dtype=dtype).requires_grad_(grad)  # noqa: E731
     if is_of("softmax", module):
         return draw(70, 1024), -1
-    if hasattr(module, "layer_norm"):
-        return draw(70, 1024), (1024,), draw(1024), draw(1024)
+    if is_norm(module):
+        return fitting(module, (draw(70, 1024), (1024,), draw(1024), draw(1024)))
     return tuple(draw(2, 4, 200, 64) for _ in range(3))
 
 
@@ -66,7 +67,8 @@ def test_recorded_calls_have_pytorchs_gradients(module: ModuleType) -> None:
     args = arguments(module, grad=True)
     assert "gradients" in module.explain(*args)
     serve(module, gradients=True)
-    assert module.explain(*args).endswith("native launcher") is not is_of("softmax", module)
+    served = not is_of("softmax", module) and not is_of("rmsnorm", module)
+    assert module.explain(*args).endswith("native launcher") is served
     results = own(module)(*args), theirs(module)(*args)
     close(*results)
     upstream = torch.randn_like(results[0])
@@ -139,6 +141,15 @@ def test_a_compiled_graph_holds_the_operator_and_replays(module: ModuleType) -> 
     compiled = torch.compile(lambda x, *rest: own(module)(x * 2, *rest), backend=backend, fullgraph=True)
     close(compiled(*args), theirs(module)(args[0] * 2, *args[1:]))
     assert module.frontend.NATIVE.operator in seen
+
+
+@pytest.mark.parametrize("loaded", ["rmsnorm"], indirect=True)
+def test_every_variant_of_rms_norm_passes_its_own_check(loaded: ModuleType) -> None:
+    """What no eps means in float16 is decided here, too."""
+    for index in range(len(loaded.variants())):
+        verdicts = list(importlib.import_module(f"{loaded.__name__}.runtime.trial").verdicts(loaded.frontend, index, 7))
+        assert [v for v in verdicts if v.reason] == []
+        assert sum(v.on_variant for v in verdicts) >= 20
 
 
 @pytest.mark.parametrize("loaded", ["attention"], indirect=True)

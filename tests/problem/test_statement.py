@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from evo.errors import KernelError
 from evo.measure.gate import Gate
 from evo.problem.genome import Genome
-from evo.problem.kernel import Cost, load_kernel
+from evo.problem.kernel import Cost, kernel_digest, load_kernel, template_root
 from evo.problem.render import render
 from evo.targets import find_target
 
@@ -68,3 +69,18 @@ def test_an_input_without_a_shape_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(STATEMENT.replace('kind="input", shape=("cols",)', 'kind="input"'))
     with pytest.raises(KernelError, match="input 'bias' has no shape; give it one, or the kernel its own"):
         load_kernel(str(tmp_path))
+
+
+def test_a_search_depends_on_what_kernels_share_and_not_on_what_frontends_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(shutil.copytree(template_root(), tmp_path / "templates"))
+    monkeypatch.setattr("evo.problem.kernel.template_root", lambda: root)
+    before = kernel_digest(root / "layernorm")
+    for name in ("layernorm/frontend.py", "layernorm/frontend.cpp", "_shared/norm.py", "_shared/norm.h"):
+        (root / name).write_text("changed\n")
+        assert kernel_digest(root / "layernorm") == before
+    for name in ("_shared/row.cuh", "_norm/cpu_space.py"):
+        (root / name).write_text("changed\n")
+        assert kernel_digest(root / "layernorm") != before
+        before = kernel_digest(root / "layernorm")

@@ -23,21 +23,49 @@ from tests.export.exports import request_for
 Importer = Callable[[Path], ModuleType]
 _BUILT = os.environ.get("EVO_KERNELS_CACHE")
 _serial = count()
+FUNCTIONS = {
+    "layernorm": "layer_norm",
+    "rmsnorm": "rms_norm",
+    "softmax": "softmax",
+    "attention": "scaled_dot_product_attention",
+}
+"""Of PyTorch, by kernel."""
+NORMS = ("rows=64,cols=96,dtype=float32", "rows=64,cols=1024,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
+
+
+def name_of(module: ModuleType) -> str:
+    """Of the function that a package is for."""
+    (name,) = set(FUNCTIONS.values()) & set(module.__all__)
+    return name
 
 
 def own(module: ModuleType) -> Any:
     """The function that a package is for."""
-    (name,) = {"layer_norm", "scaled_dot_product_attention", "softmax"} & set(module.__all__)
-    return getattr(module, name)
+    return getattr(module, name_of(module))
 
 
 def theirs(module: ModuleType) -> Any:
     """The one of PyTorch's that it stands in for."""
-    return getattr(functional, own(module).__name__)
+    return getattr(functional, name_of(module))
 
 
 def is_of(kernel: str, module: ModuleType) -> bool:
-    return hasattr(module, {"attention": "scaled_dot_product_attention", "softmax": "softmax"}[kernel])
+    return name_of(module) == FUNCTIONS[kernel]
+
+
+def is_norm(module: ModuleType) -> bool:
+    return is_of("layernorm", module) or is_of("rmsnorm", module)
+
+
+def layer(module: ModuleType) -> type[torch.nn.Module]:
+    """The class of modules of a norm's package, derived from PyTorch's."""
+    found: type[torch.nn.Module] = module.LayerNorm if hasattr(module, "LayerNorm") else module.RMSNorm
+    return found
+
+
+def fitting(module: ModuleType, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of layer_norm as the function of a norm's package takes them: rms_norm has no bias."""
+    return args[:3] + args[4:] if is_of("rmsnorm", module) else args
 
 
 def serve(module: ModuleType, *, gradients: bool = False, compiled: bool = False) -> None:
@@ -45,27 +73,30 @@ def serve(module: ModuleType, *, gradients: bool = False, compiled: bool = False
     module.also_serve(compiled=compiled, **({} if is_of("softmax", module) else {"gradients": gradients}))
 
 
-def agree(own: torch.Tensor, torchs: torch.Tensor) -> None:
-    tolerance = 1e-4 if own.dtype == torch.float32 else 3e-2
-    assert (own.dtype, own.shape, own.stride(), own.device) == (
-        torchs.dtype,
-        torchs.shape,
-        torchs.stride(),
-        torchs.device,
-    )
-    torch.testing.assert_close(own, torchs, rtol=tolerance, atol=tolerance, equal_nan=True)
+def agree(result: torch.Tensor, torchs: torch.Tensor, least: int = 0) -> None:
+    """least: size of the dimensions whose strides are compared."""
+    tolerance = 1e-4 if result.dtype == torch.float32 else 3e-2
+    forms = [
+        (t.dtype, t.shape, [stride for n, stride in zip(t.shape, t.stride(), strict=True) if n >= least], t.device)
+        for t in (result, torchs)
+    ]
+    assert forms[0] == forms[1]
+    torch.testing.assert_close(result, torchs, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def on_variant(module: ModuleType, *args: Any, **options: Any) -> torch.Tensor:
-    """The result of a call that a variant serves, which is compared with PyTorch's."""
+    """The result of a call that a variant serves, which is compared with PyTorch's. args of a norm: layer_norm's."""
+    args = fitting(module, args)
     assert module.explain(*args, **options).startswith("variant"), module.explain(*args, **options)
     result: torch.Tensor = own(module)(*args, **options)
-    agree(result, theirs(module)(*args, **options))
+    # What rms_norm of PyTorch has for the stride of a single element, which says nothing, depends on the input's.
+    agree(result, theirs(module)(*args, **options), least=2 if is_of("rmsnorm", module) else 0)
     return result
 
 
 def left_to_pytorch(module: ModuleType, reason: str, *args: Any, **options: Any) -> torch.Tensor:
-    """The result of a call that is left to PyTorch, bit for bit its own."""
+    """The result of a call that is left to PyTorch, bit for bit its own. args of a norm: layer_norm's."""
+    args = fitting(module, args)
     explanation = module.explain(*args, **options)
     assert explanation.startswith("PyTorch: ")
     assert reason in explanation
@@ -75,6 +106,7 @@ def left_to_pytorch(module: ModuleType, reason: str, *args: Any, **options: Any)
 
 
 def refused_in_pytorchs_words(module: ModuleType, *args: Any, **options: Any) -> None:
+    args = fitting(module, args)
     with pytest.raises(Exception) as torchs:  # noqa: PT011 - whatever PyTorch raises is what is asked for
         theirs(module)(*args, **options)
     with pytest.raises(torchs.type) as found:
@@ -135,12 +167,15 @@ def not_tuned(module: ModuleType, dim: int) -> str:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package for this CPU: float32 tuned at 96 and 1024 columns, bfloat16 at 256."""
     out = tmp_path_factory.mktemp("export") / "exported_layernorm"
-    workloads = (
-        "rows=64,cols=96,dtype=float32",
-        "rows=64,cols=1024,dtype=float32",
-        "rows=64,cols=256,dtype=bfloat16",
-    )
-    find_exporter("module").export(request_for("cpu", "native", out, *workloads))
+    find_exporter("module").export(request_for("cpu", "native", out, *NORMS))
+    return out
+
+
+@pytest.fixture(scope="session")
+def exported_rmsnorm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the other norm."""
+    out = tmp_path_factory.mktemp("export") / "exported_rmsnorm"
+    find_exporter("module").export(request_for("cpu", "native", out, *NORMS, kernel="rmsnorm"))
     return out
 
 
@@ -228,16 +263,20 @@ def natively(launchers: Path, use: Importer, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def raced(
-    exported: Path, exported_attention: Path, launchers: Path, tmp_path_factory: pytest.TempPathFactory
+    exported: Path,
+    exported_rmsnorm: Path,
+    exported_attention: Path,
+    launchers: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[list[str], int]:
     """What two processes say that build a native launcher at once, for all tests to use; and how often it was compiled.
-    The other kernel's is built beside it: a compiler takes one core."""
+    Those of the other kernels are built beside it: a compiler takes one core."""
     folder = tmp_path_factory.mktemp("compiler")
     (folder / "log").touch()
     (folder / "compiler").write_text(f'#!/bin/sh\necho "$@" >>{folder}/log\nexec {shutil.which("g++")} "$@"\n')
     (folder / "compiler").chmod(0o755)
     environment = {"EVO_KERNELS_CACHE": str(launchers), "CXX": str(folder / "compiler")}
-    packages = (exported, exported, exported_attention)
+    packages = (exported, exported, exported_rmsnorm, exported_attention)
     processes = [python(package, "-m", package.name, "build", "--json", **environment) for package in packages]
     found = [process.communicate(timeout=280)[0] for process in processes]
     return found[:2], (folder / "log").read_text().count(f"-c {exported}")
@@ -246,6 +285,11 @@ def raced(
 @pytest.fixture(scope="session")
 def native(exported: Path, natively: Importer, raced: object) -> ModuleType:
     return natively(exported)
+
+
+@pytest.fixture(scope="session")
+def native_rmsnorm(exported_rmsnorm: Path, natively: Importer, raced: object) -> ModuleType:
+    return natively(exported_rmsnorm)
 
 
 @pytest.fixture(scope="session")

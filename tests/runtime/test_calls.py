@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,20 +15,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.runtime.conftest import agree, left_to_pytorch, on_variant, refused_in_pytorchs_words
+from tests.runtime.conftest import (
+    Importer,
+    agree,
+    fitting,
+    is_of,
+    layer,
+    left_to_pytorch,
+    on_variant,
+    own,
+    refused_in_pytorchs_words,
+    theirs,
+)
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["Python", "native"])
+@pytest.fixture(scope="module", params=["Python", "native", "rmsnorm, Python", "rmsnorm, native"])
 def module(request: pytest.FixtureRequest) -> ModuleType:
     """Launched from Python, and natively: the same calls, the same answers."""
-    if request.param == "native":
-        return request.getfixturevalue("native")
-    return request.getfixturevalue("use")(request.getfixturevalue("exported"))
+    kernel = "_rmsnorm" if "rmsnorm" in request.param else ""
+    if "native" in request.param:
+        return request.getfixturevalue(f"native{kernel}")
+    return request.getfixturevalue("use")(request.getfixturevalue(f"exported{kernel}"))
 
 
 @settings(max_examples=80, deadline=None)
@@ -64,7 +76,7 @@ def test_any_shape_and_layout_gives_pytorchs_result(
     if cols > 3:  # of two equal values every rounding is a whole unit of the result
         on_variant(module, x, (cols,), weight, bias, eps)
     else:
-        assert module.layer_norm(x, (cols,), weight, bias, eps).shape == x.shape
+        assert own(module)(*fitting(module, (x, (cols,), weight, bias, eps))).shape == x.shape
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e15, 0.0, 1e-30])
@@ -72,8 +84,8 @@ def test_extreme_values_come_out_as_pytorchs(module: ModuleType, value: float) -
     x = torch.randn(9, 96)
     x[4] = value
     x[6, 3] = value
-    own = on_variant(module, x, (96,), torch.randn(96), torch.randn(96))
-    assert own[[0, 1, 2, 3, 5, 7, 8]].isfinite().all()
+    result = on_variant(module, x, (96,), torch.randn(96), torch.randn(96))
+    assert result[[0, 1, 2, 3, 5, 7, 8]].isfinite().all()
 
 
 def test_every_way_to_write_a_call_takes_the_nearest_variant(module: ModuleType) -> None:
@@ -85,7 +97,7 @@ def test_every_way_to_write_a_call_takes_the_nearest_variant(module: ModuleType)
         assert f"variant {index} " in module.explain(torch.randn(64, cols), (cols,))
     assert "variant 2 " in module.explain(torch.randn(64, 96, dtype=torch.bfloat16), (96,))
     named = {"input": torch.randn(8, 96), "normalized_shape": (96,), "weight": torch.randn(96), "eps": 1e-3}
-    agree(module.layer_norm(**named), functional.layer_norm(**named))
+    agree(own(module)(**named), theirs(module)(**named))
 
 
 LEFT: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
@@ -111,6 +123,7 @@ class Marked(torch.Tensor):
     pass
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")  # PyTorch's own, of rms_norm
 @pytest.mark.parametrize(("reason", "make"), LEFT, ids=[f"{i} {reason}" for i, (reason, _) in enumerate(LEFT)])
 def test_what_a_variant_cannot_do_is_left_to_pytorch(
     module: ModuleType, reason: str, make: Callable[[], tuple[Any, ...]]
@@ -151,20 +164,21 @@ WRONG: list[Callable[[], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize("make", WRONG)
-def test_what_pytorch_refuses_is_refused_in_its_words(
-    module: ModuleType, make: Callable[[], tuple[Any, ...]]
-) -> None:
+def test_what_pytorch_refuses_is_refused_in_its_words(module: ModuleType, make: Callable[[], tuple[Any, ...]]) -> None:
+    if make is WRONG[-1] and is_of("rmsnorm", module):
+        pytest.skip("PyTorch's own rms_norm reads the memory that is not there")
     refused_in_pytorchs_words(module, *make())
 
 
 def test_tensors_without_an_address_are_pytorchs(module: ModuleType) -> None:
-    assert module.layer_norm(torch.randn(4, 96, device="meta"), (96,)).device.type == "meta"
-    args = (nested(), (96,), torch.randn(96), torch.randn(96))
-    agree(module.layer_norm(*args).to_padded_tensor(0), functional.layer_norm(*args).to_padded_tensor(0))
+    assert own(module)(torch.randn(4, 96, device="meta"), (96,)).device.type == "meta"
+    args = fitting(module, (nested(), (96,), torch.randn(96), torch.randn(96)))
     assert "plain array" in module.explain(*args)
+    if hasattr(module, "layer_norm"):  # PyTorch's rms_norm cannot
+        agree(own(module)(*args).to_padded_tensor(0), theirs(module)(*args).to_padded_tensor(0))
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(torch.randn(4, 96))
-        assert module.layer_norm(fake, (96,)).shape == (4, 96)
+        assert own(module)(fake, (96,)).shape == (4, 96)
 
 
 def test_a_lazily_cloned_tensor_is_not_copied(module: ModuleType) -> None:
@@ -177,9 +191,8 @@ def test_a_lazily_cloned_tensor_is_not_copied(module: ModuleType) -> None:
 
 def test_gradients_flow_as_they_do_through_pytorchs(module: ModuleType) -> None:
     x = torch.randn(4, 96, requires_grad=True)
-    own = torch.autograd.grad(module.layer_norm(x, (96,)).square().sum(), x)
-    torchs = torch.autograd.grad(functional.layer_norm(x, (96,)).square().sum(), x)
-    assert torch.equal(own[0], torchs[0])
+    found = [torch.autograd.grad(f(x, (96,)).square().sum(), x)[0] for f in (own(module), theirs(module))]
+    assert torch.equal(*found)
     with torch.no_grad():
         assert not on_variant(module, x, (96,)).requires_grad
     with torch.inference_mode():
@@ -189,16 +202,16 @@ def test_gradients_flow_as_they_do_through_pytorchs(module: ModuleType) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # PyTorch's own forward mode uses it
 def test_functorch_sees_pytorchs_operation(module: ModuleType) -> None:
     x, tangent = torch.randn(3, 4, 96), torch.randn(3, 4, 96)
-    own, torchs = (lambda x, f=f: f(x, (96,)) for f in (module.layer_norm, functional.layer_norm))
-    agree(torch.func.vmap(own)(x), torch.func.vmap(torchs)(x))
-    agree(torch.func.grad(lambda x: own(x).square().sum())(x), torch.func.grad(lambda x: torchs(x).square().sum())(x))
-    agree(torch.func.functionalize(own)(x), torchs(x))
-    for a, b in zip(torch.func.jvp(own, (x,), (tangent,)), torch.func.jvp(torchs, (x,), (tangent,)), strict=True):
+    ours, torchs = (lambda x, f=f: f(x, (96,)) for f in (own(module), theirs(module)))
+    agree(torch.func.vmap(ours)(x), torch.func.vmap(torchs)(x))
+    agree(torch.func.grad(lambda x: ours(x).square().sum())(x), torch.func.grad(lambda x: torchs(x).square().sum())(x))
+    agree(torch.func.functionalize(ours)(x), torchs(x))
+    for a, b in zip(torch.func.jvp(ours, (x,), (tangent,)), torch.func.jvp(torchs, (x,), (tangent,)), strict=True):
         agree(a, b)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, tangent)
         assert "forward-mode" in module.explain(dual, (96,))
-        agree(forward_ad.unpack_dual(own(dual)).tangent, forward_ad.unpack_dual(torchs(dual)).tangent)
+        agree(forward_ad.unpack_dual(ours(dual)).tangent, forward_ad.unpack_dual(torchs(dual)).tangent)
 
 
 def test_modes_see_pytorchs_operation(module: ModuleType) -> None:
@@ -215,28 +228,53 @@ def test_modes_see_pytorchs_operation(module: ModuleType) -> None:
 
 def test_compiling_and_tracing_record_pytorchs_operation(module: ModuleType) -> None:
     x, w = torch.randn(4, 96), torch.randn(96)
-    compiled = torch.compile(module.layer_norm, backend="eager", fullgraph=True)
-    agree(compiled(x, (96,), w), functional.layer_norm(x, (96,), w))
+    compiled = torch.compile(own(module), backend="eager", fullgraph=True)
+    agree(compiled(x, (96,), w), theirs(module)(x, (96,), w))
     with warnings.catch_warnings(action="ignore"):
-        traced = torch.jit.trace(lambda x: module.layer_norm(x, (96,)), (x,))
-        scripted = torch.jit.script(module.LayerNorm(96))
+        traced = torch.jit.trace(lambda x: own(module)(x, (96,)), (x,))
+        scripted = torch.jit.script(layer(module)(96))
     other = torch.randn(4, 96)
-    agree(traced(other), functional.layer_norm(other, (96,)))
-    agree(scripted(other).detach(), functional.layer_norm(other, (96,)))
+    agree(traced(other), theirs(module)(other, (96,)))
+    agree(scripted(other).detach(), theirs(module)(other, (96,)))
 
 
 def test_the_layer_stands_in_for_pytorchs(module: ModuleType) -> None:
-    own, torchs = module.LayerNorm((4, 24), eps=1e-3, bias=False), torch.nn.LayerNorm((4, 24), eps=1e-3, bias=False)
+    base = layer(module).__base__
+    assert base in (torch.nn.LayerNorm, torch.nn.RMSNorm)
+    options = {"eps": 1e-3, "bias": False} if base is torch.nn.LayerNorm else {"eps": 1e-3}
+    ours, torchs = (made((4, 24), **options) for made in (layer(module), base))
     torch.nn.init.normal_(torchs.weight)
-    own.load_state_dict(torchs.state_dict())
-    assert repr(own) == repr(torchs)
-    assert isinstance(own, torch.nn.LayerNorm)
+    ours.load_state_dict(torchs.state_dict())
+    assert repr(ours) == repr(torchs)
     x = torch.randn(7, 4, 24)
-    own(x).sum().backward()
-    assert own.weight.grad is not None
+    ours(x).sum().backward()
+    assert ours.weight.grad is not None
     with torch.no_grad():
-        assert module.explain(x, (4, 24), own.weight, own.bias, own.eps).startswith("variant")
-        agree(own(x), torchs(x))
+        assert module.explain(x, (4, 24), ours.weight, eps=ours.eps).startswith("variant")
+        agree(ours(x), torchs(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_eps_is_pytorchs_default_of_rms_norm(
+    exported_rmsnorm: Path, native_rmsnorm: ModuleType, use: Importer, dtype: torch.dtype
+) -> None:
+    """Where it decides the result; of layer_norm it is an error, which PyTorch raises."""
+    for module in (use(exported_rmsnorm), native_rmsnorm):
+        x = (1e-4 * torch.randn(5, 96)).to(dtype)
+        result = on_variant(module, x, (96,), None, None, None)
+        assert result.abs().max() < 1.5
+        assert on_variant(module, x, (96,), None, None, 1e-12).abs().max() > 1.5
+
+
+def test_a_result_that_pytorch_lays_out_channels_last_is_its_own(
+    exported_rmsnorm: Path, native_rmsnorm: ModuleType, use: Importer
+) -> None:
+    x = torch.randn(2, 5, 6, 96)
+    for module in (use(exported_rmsnorm), native_rmsnorm):
+        last = x.to(memory_format=torch.channels_last)
+        assert left_to_pytorch(module, "channels", last, (96,)).stride() == last.stride()
+        on_variant(module, x, (96,))
+        on_variant(module, x.transpose(1, 2), (96,))
 
 
 def test_threads_share_a_variant(module: ModuleType) -> None:
@@ -246,7 +284,7 @@ def test_threads_share_a_variant(module: ModuleType) -> None:
         generator = torch.Generator().manual_seed(seed)
         for _ in range(50):
             x = torch.randn(1 + seed, 96 + seed, generator=generator)
-            agree(module.layer_norm(x, (96 + seed,)), functional.layer_norm(x, (96 + seed,)))
+            agree(own(module)(x, (96 + seed,)), theirs(module)(x, (96 + seed,)))
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(work, range(6)))  # raises what one of them raised

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.runtime.conftest import flash_attentions_rule, is_of, own, serve, theirs
+from tests.runtime.conftest import FUNCTIONS, flash_attentions_rule, is_norm, is_of, layer, own, serve, theirs
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ PYTORCHS_OWN = pytest.mark.filterwarnings("ignore:.*torch.jit.script:Deprecation
 """Its forward-mode rules are scripts, which it warns of."""
 
 
-@pytest.fixture(params=["layernorm", "attention", "softmax"])
+@pytest.fixture(params=list(FUNCTIONS))
 def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     torch.manual_seed(0)
     found: ModuleType = request.getfixturevalue("native" if request.param == "layernorm" else f"native_{request.param}")
@@ -48,8 +48,8 @@ def test_new_sizes_are_arithmetic_and_no_table_grows_with_them(
     assert len(dispatch) == 50
 
 
-def of(kernel: str) -> Any:
-    return pytest.mark.parametrize("module", [kernel], indirect=True)
+def of(*kernels: str) -> Any:
+    return pytest.mark.parametrize("module", kernels, indirect=True)
 
 
 def operator_of(module: ModuleType) -> Any:
@@ -80,6 +80,11 @@ SERVED: list[tuple[str, Callable[[], Args], Options]] = [
     ("layernorm", lambda: (rows(2, 3, 4, 24, grad=True), [4, 24]), {}),
     ("layernorm", lambda: (rows(96, 5).t().requires_grad_(), (96,), rows(96), rows(96)), {}),
     ("layernorm", lambda: (rows(7, 256, dtype=torch.bfloat16, grad=True), (256,)), {}),
+    ("rmsnorm", lambda: (rows(5, 96, grad=True), (96,), rows(96, grad=True)), {}),
+    ("rmsnorm", lambda: (rows(5, 96), (96,), rows(96)), {"eps": 1e-5}),
+    ("rmsnorm", lambda: (rows(2, 3, 4, 24, grad=True), [4, 24], None, 1e-3), {}),
+    ("rmsnorm", lambda: (rows(96, 5).t().requires_grad_(), (96,)), {}),
+    ("rmsnorm", lambda: (rows(7, 256, dtype=torch.bfloat16), (256,)), {}),
     ("attention", qkv, {}),
     ("attention", qkv, {"is_causal": True}),
     ("attention", lambda: qkv(33, kv_len=129), {"scale": 0.3}),
@@ -94,6 +99,7 @@ SERVED: list[tuple[str, Callable[[], Args], Options]] = [
 ]
 LEFT: list[tuple[str, Callable[[], Args], Options]] = [
     ("layernorm", lambda: (rows(5, 96, dtype=torch.float64, grad=True), (96,)), {}),
+    ("rmsnorm", lambda: (rows(5, 96, dtype=torch.float64, grad=True), (96,)), {}),
     ("attention", lambda: qkv(dtype=torch.float64), {}),
     ("attention", lambda: qkv(dim=40), {}),
     ("softmax", lambda: (rows(5, 96, dtype=torch.float64, grad=True), -1), {}),
@@ -114,7 +120,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-@calls([SERVED[0], SERVED[4], SERVED[6], SERVED[9], *SERVED[-4:], *LEFT])
+@calls([SERVED[0], SERVED[4], *SERVED[6:10], SERVED[11], SERVED[14], *SERVED[18:], *LEFT])
 def test_pytorch_finds_nothing_wrong_with_the_operator(
     module: ModuleType, make: Callable[[], Args], options: Options
 ) -> None:
@@ -134,8 +140,8 @@ def test_calls_have_pytorchs_results_and_gradients(
     close(result, expected)
     assert result.stride() == expected.stride()
     serve(module, gradients=True)
-    served = served and not (wanted and is_of("softmax", module))
-    assert module.explain(*args, **options).startswith("variant" if served else "PyTorch")
+    trained = served and not (wanted and (is_of("softmax", module) or is_of("rmsnorm", module)))
+    assert module.explain(*args, **options).startswith("variant" if trained else "PyTorch")
     expected = pytorchs(*args, **options)
     upstream = torch.randn_like(expected)
     for result in (function(*args, **options), operator_of(module)(*args, **options)):
@@ -147,10 +153,9 @@ def test_calls_have_pytorchs_results_and_gradients(
                 close(a, b)
 
 
-@pytest.mark.parametrize("module", ["layernorm", "attention"], indirect=True)
 def test_gradients_can_be_differentiated(module: ModuleType) -> None:
     module.also_serve(gradients=True)
-    args = (rows(3, 8, grad=True), (8,), rows(8, grad=True)) if hasattr(module, "layer_norm") else qkv(3)
+    args = (rows(3, 8, grad=True), (8,), rows(8, grad=True)) if is_norm(module) else qkv(3)
     wanted, found = tensors(args), []
     for function in (own(module), theirs(module)):
         output = function(*args) if function is own(module) else None  # with a back end chosen, it would be PyTorch's
@@ -186,7 +191,7 @@ def test_a_compiled_graph_has_pytorchs_operation_or_the_operator(module: ModuleT
         (False, False, False, False),
         (True, False, False, True),
         (True, False, True, False),
-        (True, True, True, not is_of("softmax", module)),
+        (True, True, True, not is_of("softmax", module) and not is_of("rmsnorm", module)),
     ):
         serve(module, compiled=compiled, gradients=gradients)
         leaf.requires_grad_(recorded)
@@ -226,10 +231,10 @@ def test_compiled_autograd_has_the_same_gradients(module: ModuleType) -> None:
     close(x.grad, expected)
 
 
-@of("layernorm")
+@of("layernorm", "rmsnorm")
 def test_an_exported_program_holds_the_operator(module: ModuleType) -> None:
     module.also_serve(compiled=True)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 96), module.LayerNorm(96)).eval().requires_grad_(False)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 96), layer(module)(96)).eval().requires_grad_(False)
     x = rows(4, 8)
     program = torch.export.export(model, (x,), strict=True)
     assert any(node.target is operator_of(module) for node in program.graph.nodes)
@@ -275,11 +280,11 @@ def test_autocast_is_pytorchs(module: ModuleType, count: int) -> None:
             torch.testing.assert_close(*found, rtol=5e-2, atol=5e-2)
 
 
-@of("layernorm")
+@of("layernorm", "rmsnorm")
 def test_the_operator_takes_what_no_variant_does(module: ModuleType) -> None:
     operator = operator_of(module)
     for x in (rows(4, 96, dtype=torch.float16), rows(0, 96), torch._neg_view(rows(4, 96))):
-        close(operator(x, (96,)), functional.layer_norm(x, (96,)))
+        close(operator(x, (96,)), theirs(module)(x, (96,)))
     assert operator(torch.empty(4, 96, device="meta"), (96,)).shape == (4, 96)
     with pytest.raises(RuntimeError, match="normalized_shape"):
         operator(rows(4, 96), (95,))

@@ -85,8 +85,11 @@ def test_without_a_compiler_or_with_one_that_fails_calls_are_launched_from_pytho
 
 def test_what_keeps_it_from_being_built_is_said(copy_of: Path, use: Importer, cache: Path) -> None:
     source, module = copy_of / "frontend.cpp", use(copy_of)
-    source.write_text(source.read_text() + "// a line more\n")
-    assert "frontend.cpp is not the file that was exported" in refused(module, cache)
+    for name in ("frontend.cpp", "_shared/norm.h"):
+        text = (copy_of / name).read_text()
+        (copy_of / name).write_text(f"{text}// a line more\n")
+        assert f"{name} is not the file that was exported" in refused(module, cache)
+        (copy_of / name).write_text(text)
     source.unlink()
     assert "this package has none" in refused(module, cache)
 

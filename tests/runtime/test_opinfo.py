@@ -9,26 +9,25 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.conftest import is_of, own, serve, theirs
+from tests.runtime.conftest import FUNCTIONS, is_norm, is_of, own, serve, theirs
 
 pytestmark = pytest.mark.slow
 
 opinfo = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
 
 
-@pytest.fixture(params=["native", "native_attention", "native_softmax"])
+@pytest.fixture(params=list(FUNCTIONS))
 def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    found: ModuleType = request.getfixturevalue(request.param)
+    found: ModuleType = request.getfixturevalue("native" if request.param == "layernorm" else f"native_{request.param}")
     serve(found, gradients=True)
     yield found
     serve(found)
 
 
-def samples(name: str, dtype: torch.dtype) -> Iterator[Any]:
+def infos_of(module: ModuleType) -> Iterator[Any]:
     torch.manual_seed(0)
-    for info in opinfo.op_db:
-        if info.name in (name, f"nn.functional.{name}"):
-            yield from info.sample_inputs("cpu", dtype, requires_grad=True)
+    name = theirs(module).__name__
+    return (info for info in opinfo.op_db if info.name in (name, f"nn.functional.{name}"))
 
 
 def widened(value: Any) -> Any:
@@ -58,14 +57,24 @@ def compare(module: ModuleType, args: list[Any], options: dict[str, Any], tolera
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_functions_agree_on_pytorchs_samples(module: ModuleType, dtype: torch.dtype) -> None:
     served, is_attention, tolerance = 0, is_of("attention", module), dict[str, float]()
-    if dtype == torch.float32 and hasattr(module, "layer_norm"):  # PyTorch's own: toleranceOverride of the operation
+    if dtype == torch.float32 and is_norm(module):  # PyTorch's own: toleranceOverride of the operation
         tolerance = {"atol": 1e-5, "rtol": 1e-3}
     elif is_attention:  # two roundings of values up to 9, where weighted values cancel; in float32 many more
         roundings = (256 if dtype == torch.float32 else 8) * torch.finfo(dtype).eps
         tolerance = {"atol": roundings, "rtol": roundings}
-    for sample in samples(theirs(module).__name__, dtype):
+    for sample in (s for info in infos_of(module) for s in info.sample_inputs("cpu", dtype, requires_grad=True)):
         args = [widened(a) if is_attention else a for a in (sample.input, *sample.args)]
         with torch.no_grad():
             served += module.explain(*args, **sample.kwargs).startswith("variant")
         compare(module, args, sample.kwargs, tolerance)
     assert served >= 1 if is_attention else served >= 4
+
+
+def test_errors_are_pytorchs(module: ModuleType) -> None:
+    infos = [info for info in infos_of(module) if info.error_inputs_func is not None]
+    if not infos:
+        pytest.skip("PyTorch has no samples of them")
+    for error in (e for info in infos for e in info.error_inputs("cpu")):
+        sample = error.sample_input
+        with pytest.raises(error.error_type, match=error.error_regex):
+            own(module)(sample.input, *sample.args, **sample.kwargs)

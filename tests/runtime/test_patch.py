@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.runtime.conftest import Importer, own, theirs
+from tests.runtime.conftest import Importer, layer, name_of, own, theirs
 
 
-@pytest.fixture(scope="module")
-def module(exported: Path, use: Importer) -> ModuleType:
+@pytest.fixture(scope="module", params=["exported", "exported_rmsnorm"])
+def module(request: pytest.FixtureRequest, use: Importer) -> ModuleType:
     """Which launcher it has makes no difference to a patch."""
-    return use(exported)
+    return use(request.getfixturevalue(request.param))
 
 
 class Attention(nn.Module):
@@ -29,9 +29,10 @@ class Doubled(nn.Module):
         return 2 * weight
 
 
-def model() -> nn.Module:
+def model(norm: Any) -> nn.Module:
+    """norm: a class of PyTorch's."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.LayerNorm(96), nn.Sequential(nn.Linear(96, 96), nn.GELU(), nn.LayerNorm(96)))
+    return nn.Sequential(norm(96), nn.Sequential(nn.Linear(96, 96), nn.GELU(), norm(96)))
 
 
 def counted(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -49,13 +50,13 @@ def counted(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_function_is_replaced_until_the_block_ends(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     ways = counted(module, monkeypatch)
-    net, x, before = model().eval(), torch.randn(2, 5, 96), functional.layer_norm
+    net, x, before = model(layer(module).__base__).eval(), torch.randn(2, 5, 96), theirs(module)
     with torch.no_grad():
         expected = net(x)
         with module.patch() as patch:
             assert len(patch) == 1
             torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-4)
-    assert functional.layer_norm is before
+    assert theirs(module) is before
     assert len(ways) == 2
     assert all(w.startswith("variant") for w in ways)
 
@@ -73,11 +74,12 @@ def test_attention_is_replaced_in_modules_that_call_it(attention: ModuleType, mo
 
 def test_the_modules_of_one_model_are_replaced(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     ways = counted(module, monkeypatch)
-    net, other, x = model().eval(), model().eval(), torch.randn(2, 5, 96)
+    norm = layer(module).__base__
+    net, other, x = model(norm).eval(), model(norm).eval(), torch.randn(2, 5, 96)
     expected, keys = net(x), list(net.state_dict())
     patch = module.patch(net)
     assert len(patch) == 2
-    assert all(type(m) is module.LayerNorm for m in net.modules() if isinstance(m, nn.LayerNorm))
+    assert all(type(m) is layer(module) for m in net.modules() if isinstance(m, norm))
     with torch.no_grad():
         torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-4)
         other(x)
@@ -85,41 +87,42 @@ def test_the_modules_of_one_model_are_replaced(module: ModuleType, monkeypatch: 
     assert list(net.state_dict()) == keys
     patch.undo()
     patch.undo()
-    assert not any(type(m) is module.LayerNorm for m in net.modules())
+    assert not any(type(m) is layer(module) for m in net.modules())
     with pytest.raises(TypeError, match=r"a model is a torch\.nn\.Module, got int"):
         module.patch(5)
 
 
 def test_a_module_that_was_parametrised_since_is_pytorchs_again_and_keeps_its_weight(module: ModuleType) -> None:
-    net, x = nn.Sequential(nn.LayerNorm(96)), torch.randn(5, 96)
+    norm = layer(module).__base__
+    net, x = nn.Sequential(norm(96)), torch.randn(5, 96)
     expected = 2 * net(x)
     patch = module.patch(net)
     nn.utils.parametrize.register_parametrization(net[0], "weight", Doubled())
     patch.undo()
-    assert not isinstance(net[0], module.LayerNorm)
+    assert not isinstance(net[0], layer(module))
     torch.testing.assert_close(net(x), expected)
     nn.utils.parametrize.remove_parametrizations(net[0], "weight")
-    assert type(net[0]) is nn.LayerNorm
+    assert type(net[0]) is norm
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_scripts_have_pytorchs_function(module: ModuleType, attention: ModuleType) -> None:
     with module.patch(), attention.patch():
-        norm, mix = torch.jit.script(nn.LayerNorm(96)), torch.jit.script(Attention())
+        norm, mix = torch.jit.script(layer(module).__base__(96)), torch.jit.script(Attention())
     x = torch.randn(2, 4, 5, 96)
-    assert torch.equal(norm(x), nn.LayerNorm(96)(x))
+    assert torch.equal(norm(x), layer(module).__base__(96)(x))
     assert torch.equal(mix(x), functional.scaled_dot_product_attention(x, x, x, scale=0.2))
 
 
 def test_patches_end_in_any_order(module: ModuleType) -> None:
-    before = functional.layer_norm
+    name, before = name_of(module), theirs(module)
     first = module.patch()
-    functional.layer_norm = others = lambda *a, **k: before(*a, **k)
+    setattr(functional, name, others := lambda *a, **k: before(*a, **k))
     try:
         first.undo()
-        assert functional.layer_norm is others  # what somebody else has put there stays
+        assert theirs(module) is others  # what somebody else has put there stays
     finally:
-        functional.layer_norm = before
+        setattr(functional, name, before)
     with pytest.raises(ZeroDivisionError), module.patch():
         1 / 0  # noqa: B018
-    assert functional.layer_norm is before
+    assert theirs(module) is before
