@@ -4,6 +4,7 @@
     from evo.ready import layernorm          the package it is from: layernorm.explain, .patch, .build, .variants, ...
     evo.ready.kernels()                      what there is, for which devices, and where it comes from
     python -m evo.ready                      the same, for people
+    evo.ready.patch(model)                   has a model, or without one the whole process, use all of them
     python -m evo.ready.layernorm check      what every exported package can do
 
 What is shipped is a manifest and sources, compiled for a device when they are first used on it. A package is imported when
@@ -22,13 +23,14 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from evo.runtime.package import BACKWARD, INIT, MAIN, MANIFEST, slower
 
-__all__ = ["ReadyKernel", "ReadyVariant", "kernels"]
+__all__ = ["ReadyKernel", "ReadyVariant", "kernels", "patch"]
 
 _NAME = "evo.ready"
 _OF_EVERY_PACKAGE = frozenset({"also_serve", "build", "explain", "patch", "variants"})
@@ -75,6 +77,18 @@ class ReadyKernel:
 def kernels() -> tuple[ReadyKernel, ...]:
     """What is shipped, by name. Raises ImportError for a folder whose manifest cannot be read."""
     return tuple(map(_read, _folders().values()))
+
+
+def patch(model: Any = None) -> Any:
+    """Has a model use the modules that are shipped, such as LayerNorm, in place of PyTorch's; without one, the whole process
+    all functions. What packages' own `patch` return, as one. Raises TypeError for a model that is none."""
+    patch = import_module("evo.runtime").Patch()
+    for package in (import_module(f"{_NAME}.{name}") for name in _folders()):
+        if model is None:
+            patch.add(package.patch())
+        elif signature(package.patch).parameters:
+            patch.add(package.patch(model))
+    return patch
 
 
 def _assets(name: str) -> Path:

@@ -33,13 +33,15 @@ RECORD = {"run": "demo", "device": "a device"}
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two packages to be shipped: layernorm for CPUs and GPUs, attention for CPUs."""
+    """Packages to be shipped: layernorm for CPUs and GPUs, attention for CPUs, rmsnorm for CPUs with its backward."""
     folder = tmp_path_factory.mktemp("shipped")
     cpu = request_for("cpu", "native", folder / "layernorm", LAYERNORM, "rows=8,cols=256,dtype=bfloat16", **RECORD)
     gpu = request_for("cuda", "sm_90", folder / "layernorm", "rows=64,cols=1024,dtype=float16", **RECORD)
     shipped = find_exporter("shipped")
     shipped.export(replace(gpu, builds=("sm_90", "sm_89", "compute_89")), cpu)
     shipped.export(request_for("cpu", "native", folder / "attention", ATTENTION, kernel="attention"))
+    pair = (("rmsnorm", f"{LAYERNORM},rstd=true"), ("rmsnorm_backward", LAYERNORM))
+    shipped.export(*(request_for("cpu", "native", folder / "rmsnorm", text, kernel=kernel) for kernel, text in pair))
     return folder
 
 
@@ -109,6 +111,38 @@ def test_a_function_runs_the_shipped_variant_which_is_compiled_once_or_is_pytorc
     assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == kept
 
 
+def test_a_model_uses_all_modules_that_are_shipped_and_a_backward_is_found_within_its_forward(
+    exported: Path, checkout: Path
+) -> None:
+    for name in ("layernorm", "attention", "rmsnorm"):
+        ship(exported, checkout, name)
+    classes, undone, functions, way = told(
+        checkout,
+        "import torch\n"
+        "from evo import ready\n"
+        "from evo.ready import rmsnorm\n"
+        "model = torch.nn.Sequential(torch.nn.LayerNorm(96), torch.nn.RMSNorm(96))\n"
+        "names = lambda: [type(m).__module__ for m in model]\n"
+        "patch = ready.patch(model)\n"
+        "classes = [len(patch), *names()]\n"
+        "patch.undo()\n"
+        "undone = names()\n"
+        "with ready.patch() as patch:\n"
+        "    functions = [len(patch), torch.nn.functional.rms_norm is rmsnorm.rms_norm]\n"
+        "rmsnorm.backward.also_serve(measure=False)\n"
+        "x = torch.ones(64, 96)\n"
+        "way = rmsnorm.backward.explain(x, x, (96,), torch.ones(64), x[0], [True, True])\n"
+        "print(json.dumps([classes, undone, functions, way]))",
+    )
+    assert classes == [2, "evo.ready.layernorm.frontend", "evo.ready.rmsnorm.frontend"]
+    assert undone == ["torch.nn.modules.normalization"] * 2
+    assert functions == [3, True]
+    assert way.startswith("variant 0 (cpu native, float32, tuned for 64x96x1x1x0)")
+    done = python(checkout, "-m", "evo.ready.rmsnorm.backward", "check")
+    assert done.returncode == 0, done.stderr
+    assert "right: 14 cases on it" in done.stdout
+
+
 def test_importing_one_kernel_imports_no_other_and_nothing_of_the_engine(exported: Path, checkout: Path) -> None:
     ship(exported, checkout, "layernorm")
     ship(exported, checkout, "attention")
@@ -138,7 +172,7 @@ def test_a_new_kernel_is_found_and_checks_itself_without_a_change_to_any_file(ex
     program = "import evo.ready\nprint(json.dumps(dir(evo.ready)))"
     before = {path: path.read_bytes() for path in checkout.rglob("*.py")}
     assert set(told(checkout, program)) == {
-        *("ReadyKernel", "ReadyVariant", "kernels"),
+        *("ReadyKernel", "ReadyVariant", "kernels", "patch"),
         *("LayerNorm", "layer_norm", "layernorm"),
     }
     ship(exported, checkout, "attention")
@@ -240,7 +274,8 @@ def test_no_two_kernels_would_ship_one_name() -> None:
         scope: dict[str, Any] = {}
         lines = frontend.read_text().splitlines()
         exec(next(line for line in lines if line.startswith("__all__")), scope)  # a list of names
-        assert set(scope["__all__"]) >= _OF_EVERY_PACKAGE
+        of_forwards = set() if frontend.with_name("frontend.cpp").is_file() else {"build", "patch"}
+        assert set(scope["__all__"]) >= _OF_EVERY_PACKAGE - of_forwards
         for name in {frontend.parent.name, *scope["__all__"]} - _OF_EVERY_PACKAGE:
             owners.setdefault(name, []).append(frontend.parent.name)
     assert {name: among for name, among in owners.items() if len(among) > 1} == {}

@@ -107,6 +107,11 @@ class Patch(ExitStack):
         """How many functions and modules it replaced."""
         return self._replaced
 
+    def add(self, other: "Patch") -> None:
+        """What the other one has replaced is undone with this."""
+        self.enter_context(other)
+        self._replaced += len(other)
+
     def undo(self) -> None:
         """All as it was. What somebody else has replaced since then stays. Once is enough."""
         self.close()

@@ -66,7 +66,7 @@ class NormBackward:
             return "normalized_shape is not the end of the shape of the input and of the gradient"
         cols = a.input.shape[-len(shape) :].numel()
         rows = a.input.numel() // cols
-        for t in filter(None.__ne__, (a.rstd, a.mean)):
+        for t in (a.rstd,) if a.mean is None else (a.rstd, a.mean):
             if t.device != a.input.device or t.dtype != torch.float32 or t.numel() != rows or not t.is_contiguous():
                 return "a statistic is not float32, one a row, on the device of the input"
         if a.weight is not None and (tuple(a.weight.shape) != shape or not a.weight.is_contiguous()):
