@@ -34,7 +34,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import FRONTEND_FILE, Dimension, Kernel, Workload, load_kernel, template_root
 from evo.problem.render import Source, render
 from evo.problem.space import Space
-from evo.runtime.package import BACKWARD, INIT, MAIN, NESTED, slower
+from evo.runtime.package import BACKWARD, INIT, MAIN, MANIFEST, NESTED, slower
 from evo.targets import Target, find_target
 
 _RUNTIME = Path(runtime.__file__).parent
@@ -65,7 +65,7 @@ def _advice(out: Path) -> list[str]:
 def remarks(out: Path) -> list[str]:
     """What was requested and is missing or replaced in an export, with the reason, a sentence each."""
     manifest = read_manifest(out)
-    found = []
+    found = remarks(out / BACKWARD) if (out / BACKWARD / MANIFEST).is_file() else []
     for v in manifest["variants"]:
         if instead := v["instead_of"]:
             told = f"is {v['candidate']}, not {instead['candidate']} ({instead['reason']})"

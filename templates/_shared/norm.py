@@ -62,10 +62,10 @@ class Norm:
         self._default_eps, self._recomputes, self._keeps_channels_last = default_eps, recomputes, keeps_channels_last
         self._in_graphs, self._saves = False, any(v.sizes.get(saving) for v in PACKAGE.variants)
         self._recording = self._saves
-        self.dispatch, backward = Dispatch(PACKAGE, frontend), None
+        self.dispatch, self._backward = Dispatch(PACKAGE, frontend), None
         if PACKAGE.path("backward/manifest.json").is_file():
-            backward = import_module(f"{PACKAGE.name}.backward.frontend").DISPATCH
-        self.native = Native(self.dispatch, name, _fake, self._use_native, backward)
+            self._backward = import_module(f"{PACKAGE.name}.backward.frontend").DISPATCH
+        self.native = Native(self.dispatch, name, _fake, self._use_native, self._backward)
         self.variants = self.dispatch.variants
         # torch.jit.script has PyTorch's in its place.
         torch.jit._builtins._register_builtin(getattr(frontend, name), f"aten::{name}")
@@ -127,7 +127,8 @@ class Norm:
             self.native.serve_gradients(self._recording)
         if compiled is not None:
             self._in_graphs = compiled
-        self.dispatch.also_serve(untuned=untuned, slower=slower, measure=measure)
+        for dispatch in (self.dispatch, *([] if self._backward is None else [self._backward])):
+            dispatch.also_serve(untuned=untuned, slower=slower, measure=measure)
 
     def patch(self, model: torch.nn.Module | None = None) -> Patch:
         """Has existing models use this: until `undo` of what is returned, or to the end of the block that it opens.

@@ -154,8 +154,9 @@ def test_calls_have_pytorchs_results_and_gradients(
 
 
 def test_gradients_can_be_differentiated(module: ModuleType) -> None:
-    module.also_serve(gradients=True)
-    args = (rows(3, 8, grad=True), (8,), rows(8, grad=True)) if is_norm(module) else qkv(3)
+    serve(module, gradients=True)
+    affine = ((8,), rows(8, grad=True)) if is_norm(module) else (-1,)
+    args = qkv(3) if is_of("attention", module) else (rows(3, 8, grad=True), *affine)
     wanted, found = tensors(args), []
     for function in (own(module), theirs(module)):
         output = function(*args) if function is own(module) else None  # with a back end chosen, it would be PyTorch's
