@@ -127,13 +127,16 @@ def with_backward(format: str, make: Callable[..., Contents]) -> Callable[..., C
 
 def _check_given(backward: Kernel, forward: Kernel, parts: Sequence[ExportRequest]) -> None:
     """Raises UsageError if no winner gives the outputs of the forward that the backward takes."""
-    taken = {a.name for a in backward.arguments if a.kind == "input"}
-    wanted = [a.name for a in forward.arguments if a.kind == "output" and a.optional and a.name in taken]
+    outputs = [a.name for a in forward.arguments if a.kind == "output"]
+    known = {a.name for a in forward.arguments if a.kind == "input"} | {f"d{name}" for name in outputs}
+    wanted = [a.name for a in backward.arguments if a.kind == "input" and not a.optional and a.name not in known]
     items = [item for part in parts for item in part.items]
-    if missing := [name for name in wanted if not any(item.workload.option(name) for item in items)]:
+    given = {name for name in outputs for item in items if dict(item.workload.options).get(name)}
+    if missing := [name for name in wanted if name not in given]:
+        options = ",".join(f"{name}=true" for name in missing)
+        what = f"search it for a workload with {options}, too" if set(missing) <= set(outputs) else "export it alone"
         raise UsageError(
-            f"{backward.name} takes {' and '.join(missing)}, which none of these winners of {forward.name} gives: search"
-            f" {forward.name} for a workload with {','.join(f'{name}=true' for name in missing)}, too"
+            f"{backward.name} takes {' and '.join(missing)}, which none of these winners of {forward.name} gives: {what}"
         )
 
 
@@ -282,7 +285,7 @@ class _Form:
         depends on the size in another way, or none is legal. `plan`: the launch at its own size, of which those at others
         are told as changes."""
         launches = {n: launch for n in sizes if (launch := self.launch(n)) is not None}
-        changes = {n: {k: v for k, v in launch.items() if v != plan[k]} for n, launch in launches.items()}
+        changes = {n: {k: v for k, v in launch.items() if v != plan.get(k)} for n, launch in launches.items()}
         blanks = self._blanks({self.own, min(changes), max(changes)}) if changes else None
         if blanks is None:
             return None

@@ -176,7 +176,7 @@ class Workspace:
     def __init__(self, kernel: Kernel, sizes: Sequence[tuple[str, int]], device: torch.device) -> None:
         """sizes: elements by name. Raises LaunchError for what there is no memory for."""
         arguments = {a.name: a for a in kernel.arguments}
-        free, like = free_bytes(device), {}
+        free, like = free_bytes(device) if sizes else 0, {}
         for name, size in sizes:
             dtype = getattr(torch, arguments[name].dtype)
             if size < 0:

@@ -277,8 +277,8 @@ class Kernel:
     replaces: str = ""
     """The PyTorch function whose signature an export has, e.g. torch.nn.functional.layer_norm."""
     backward_of: str = ""
-    """The kernel whose gradients it computes, with which it is exported. Inputs that are no outputs' gradients and no inputs
-    of that one are its optional outputs of these names."""
+    """The kernel whose gradients it computes, with which it is exported. Its inputs are inputs of that one, gradients of its
+    outputs (dy of y), and its optional outputs."""
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:

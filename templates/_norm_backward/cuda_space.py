@@ -17,6 +17,8 @@ INACTIVE: dict[str, Value] = {
 }  # fmt: skip
 
 _ARCH_HAS_EARLY_LAUNCHES = 90
+_BLOCKS = tuple(sorted({sms * n for sms in (58, 128, 132, 142) for n in (1, 2, 3, 4, 6, 8, 12, 16)}))
+"""Whole waves on L4, RTX 4090, H100 and L40S. The same everywhere, so that a point found on one GPU is legal on another."""
 _THREADS = (32, 64, 128, 192, 256, 384, 512, 768, 1024)
 
 
@@ -93,7 +95,7 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
         Ordinal(name="rows_per_block", values=(1, 2, 4, 8, 16), why="fills a block where rows are short"),
         Ordinal(
             name="blocks",
-            values=tuple(limits.multiprocessors * n for n in (1, 2, 3, 4, 6, 8, 12, 16)),
+            values=_BLOCKS,
             why="each starts once and leaves one slice of sums: few slices against rows in flight",
         ),
         Categorical(
@@ -236,7 +238,7 @@ def _default(workload: Workload, limits: Limits, constraints: tuple[Constraint, 
             "vector_bytes": v,
             "threads_per_row": threads,
             "rows_per_block": rows_per_block,
-            "blocks": limits.multiprocessors * resident,
+            "blocks": min(_BLOCKS, key=lambda n: abs(n - limits.multiprocessors * resident)),
             "row_store": store,
             **({} if prefetch is None else {"prefetch": prefetch}),
             "weight_load": weight if workload.option("weight") else "stream",

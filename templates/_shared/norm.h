@@ -9,7 +9,6 @@
 //     const bool HAS_MEAN;                                       whether it subtracts one
 //     const std::vector<std::int64_t> PLAIN, SAVING;             the kernel's options that are compiled in, for a call without
 //                                                                and with statistics; none: it gives no statistics
-//     const bool RECOMPUTES;                                     whether calls without statistics may record gradients
 //     Tensor torchs(const AnyCall&);                             PyTorch's function
 //     Tensor dispatched(const Operator&, const AnyCall&);        the operator by way of the dispatcher
 //     Tensor with_autocast(Operator&, const AnyCall&);           what autocast makes of a call
@@ -64,7 +63,7 @@ struct Saved {
 using Gradients = std::array<Tensor, 3>;  // of input, weight and bias
 
 extern const char* const NAME;
-extern const bool HAS_BIAS, HAS_MEAN, KEEPS_CHANNELS_LAST, RECOMPUTES;
+extern const bool HAS_BIAS, HAS_MEAN, KEEPS_CHANNELS_LAST;
 extern const double DEFAULT_EPS;
 extern const std::vector<std::int64_t> PLAIN, SAVING;
 Tensor torchs(const AnyCall&);
@@ -162,6 +161,14 @@ inline Tensor forward(Operator& op, const AnyCall& c) {
     return torchs(c).contiguous();
 }
 
+// Of a call of the backward. wanted: of input, weight and bias.
+inline Problem problem_of_backward(
+    const Tensor& input, c10::IntArrayRef shape, bool weight, const std::array<bool, 3>& wanted) {
+    std::vector<std::int64_t> options = {weight, wanted[1], 0};  // 0: no gradient of a residual is to be added
+    if (HAS_MEAN) options.push_back(wanted[2]);
+    return problem_of(input, shape, options);
+}
+
 // What gradients a variant of the backward gives, if one serves; else nothing.
 inline std::optional<Gradients> run_backward(
     Operator& op, const Saved& saved, const Tensor& gradient, std::array<bool, 3> wanted) {
@@ -169,9 +176,7 @@ inline std::optional<Gradients> run_backward(
     if (!op.backward || !saved.rstd.defined() || !shape || !wanted[0]) return std::nullopt;
     const Tensor* weight = saved.weight.defined() ? &saved.weight : nullptr;
     if (unfit({&saved.input, &gradient, weight})) return std::nullopt;
-    std::vector<std::int64_t> options = {weight != nullptr, wanted[1], 0};  // 0: no gradient of a residual is to be added
-    if (HAS_MEAN) options.push_back(wanted[2]);
-    const Problem problem = problem_of(saved.input, *shape, options);
+    const Problem problem = problem_of_backward(saved.input, *shape, weight, wanted);
     const Answer answer = op.backward->find(problem);
     if (!answer.serves()) return std::nullopt;
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -225,21 +230,29 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
     }
 };
 
+// Whether variants serve both passes of a call.
+inline bool trains(Operator& op, const Call& c) {
+    const auto asked = [](const Tensor* t) { return t && t->requires_grad(); };
+    if (SAVING.empty() || !op.backward || !asked(c.input) || !choose(op, c, true).second.serves()) return false;
+    const std::array<bool, 3> wanted = {true, asked(c.weight), asked(c.bias)};
+    return op.backward->find(problem_of_backward(*c.input, c.shape, c.weight, wanted)).serves();
+}
+
 inline Tensor with_gradients(Operator& op, const AnyCall& c) {
     if (under_transform() || dual(c.input) || dual(c.weight) || dual(c.bias)) return torchs(c);
     if (!is_recorded(c)) {
         const at::AutoDispatchBelowADInplaceOrView below;
         return dispatched(op, c);
     }
-    bool saving = false, serves = RECOMPUTES;
+    bool saving = false, serves = SAVING.empty();  // those without statistics are asked for by the user
     const auto sizes = c10::asIntArrayRefSlowOpt(c.shape);
     if (sizes && !wanted_of_dispatcher(keys_of({c.input, c.weight, c.bias}))) {
         const Call known = {c.input, *sizes, c.weight, c.bias, c.eps};
         if (misfit(known)) return torchs(c);
-        saving = !SAVING.empty() && choose(op, known, true).second.serves();
-        serves = saving || (RECOMPUTES && choose(op, known).second.serves());
+        saving = trains(op, known);
+        serves = saving || (SAVING.empty() && choose(op, known).second.serves());
     }
-    // What no variant serves is PyTorch's with its own gradients, which need nothing computed twice.
+    // What no variants serve in both passes is PyTorch's, which computes nothing twice.
     if (!serves) return torchs(c);
     return Differentiable::apply(&op, *c.input, c.shape, optional(c.weight), optional(c.bias), c.eps, saving);
 }
@@ -314,7 +327,10 @@ PyObject* explain(Operator& op, PyObject* const* args) {
     if (!reason) reason = misfit(c);
     if (reason) return to_text(std::string("PyTorch: ") + reason);
     if (is_recorded(c) && !op.gradients) return to_text("PyTorch: gradients are being recorded");
-    return to_text(choose(op, c, is_recorded(c) && !SAVING.empty()).second.in_words());
+    const bool saving = is_recorded(c) && !SAVING.empty();
+    const Answer forward = choose(op, c, saving).second;
+    if (saving && forward.serves() && !trains(op, c)) return to_text("PyTorch: no variant of the backward serves it");
+    return to_text(forward.in_words());
 }
 
 }  // namespace

@@ -35,7 +35,6 @@ class Norm:
     bias: whether the function has one. options: the kernel's that are compiled in, as the function has them; saving: the
     one of them by which variants give what the backward pass takes, "" where there is none.
     default_eps: what eps=None stands for; None where that is not for variants.
-    recomputes: whether frontend.cpp serves calls that record gradients without that, too, if asked to.
     keeps_channels_last: PyTorch's result for an input of that layout has it, too, and a variant's would not.
     """
 
@@ -52,19 +51,17 @@ class Norm:
         options: Mapping[str, int],
         saving: str,
         default_eps: float | None,
-        recomputes: bool,
         keeps_channels_last: bool,
     ) -> None:
         self._frontend, self._name, self._original, self._layer = frontend, name, original, layer
         self._use, self._launch = use, launch
         self._bias, self._options, self._values = bias, dict(options), tuple(options.values())
-        self._saving = tuple({**options, saving: 1}.values()) if saving else None
-        self._default_eps, self._recomputes, self._keeps_channels_last = default_eps, recomputes, keeps_channels_last
-        self._in_graphs, self._saves = False, any(v.sizes.get(saving) for v in PACKAGE.variants)
-        self._recording = self._saves
+        self._saved, self._saving = saving, tuple({**options, saving: 1}.values()) if saving else None
+        self._default_eps, self._keeps_channels_last = default_eps, keeps_channels_last
         self.dispatch, self._backward = Dispatch(PACKAGE, frontend), None
         if PACKAGE.path("backward/manifest.json").is_file():
             self._backward = import_module(f"{PACKAGE.name}.backward.frontend").DISPATCH
+        self._in_graphs, self._recording = False, self._backward is not None
         self.native = Native(self.dispatch, name, _fake, self._use_native, self._backward)
         self.variants = self.dispatch.variants
         # torch.jit.script has PyTorch's in its place.
@@ -111,9 +108,9 @@ class Norm:
     ) -> None:
         """What else variants serve; None leaves it as it is.
 
-        gradients, with the native launcher only: calls that record gradients. On at first where variants give the statistics
-        that the backward pass takes. Else off, and for layer_norm alone: the backward pass is PyTorch's then, with the same
-        gradients, but computes the statistics again, which PyTorch's own forward pass keeps for it.
+        gradients, with the native launcher only: calls that record gradients. On at first where the package holds the
+        backward: calls of which variants serve both passes. Else off, and for layer_norm alone: the backward pass is
+        PyTorch's then, with the same gradients, but computes the statistics again, which its own forward pass keeps.
         compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
         stands as one operation that nothing is fused with, in place of code that the compiler writes.
         untuned, on at first: numbers of columns that no variant has, on a GPU. The first call with one compiles the nearest
@@ -123,7 +120,7 @@ class Norm:
         nearest variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant.
         """
         if gradients is not None:
-            self._recording = gradients and (self._saves or self._recomputes)
+            self._recording = gradients
             self.native.serve_gradients(self._recording)
         if compiled is not None:
             self._in_graphs = compiled
@@ -157,6 +154,7 @@ class Norm:
                 or (bias is not None and bias.requires_grad)
             )
             sizes = {"cols": prod(normalized_shape), **self._options}
+            sizes.pop(self._saved, None)  # a variant that gives statistics serves calls without them, too
             tuned = PACKAGE.tuned(input.device.type, str(input.dtype)[6:], sizes)
             if tuned and (self._recording or not recorded):
                 output: Tensor = self.native.operator(*args)

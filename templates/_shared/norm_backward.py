@@ -122,7 +122,7 @@ def _cases(draw: _Draw, sizes: dict[str, int]) -> Iterator[tuple[str, _Arguments
     c = sizes["cols"]
     most = max(1, (1 << 23) // c)
     yield "as tuned", draw.call(min(sizes["rows"], most), (c,), sizes)
-    for n in sorted({min(n, most) for n in (1, 2, 3, 33, 257, 1027)}):
+    for n in sorted({min(n, most) for n in (1, 2, 3, 33, 257, 4099)}):
         yield f"{n} rows", draw.call(n, (c,), sizes)
     yield "mean 1000", draw.call(9, (c,), sizes, draw.normal(9, c) + 1000)
     yield "constant rows", draw.call(9, (c,), sizes, draw.normal(9, 1).expand(9, c).contiguous())

@@ -20,7 +20,7 @@ const char* const SCHEMA =
     "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor";
 const bool HAS_BIAS = true, KEEPS_CHANNELS_LAST = false;
 const double DEFAULT_EPS = std::numeric_limits<double>::quiet_NaN();
-const bool HAS_MEAN = true, RECOMPUTES = true;
+const bool HAS_MEAN = true;
 const std::vector<std::int64_t> PLAIN, SAVING;
 
 Tensor torchs(const AnyCall& c) {

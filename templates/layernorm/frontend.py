@@ -103,7 +103,6 @@ _NORM = Norm(
     options={},
     saving="",
     default_eps=None,
-    recomputes=True,
     keeps_channels_last=False,
 )
 DISPATCH, NATIVE = _NORM.dispatch, _NORM.native

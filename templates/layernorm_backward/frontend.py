@@ -1,7 +1,7 @@
 """The gradients of LayerNorm for PyTorch: `layer_norm_backward` in place of torch.ops.aten.native_layer_norm_backward.
 
 A call that a tuned variant serves runs that variant; any other is left to PyTorch. `explain`, called with the same
-arguments, says which and why. In a package of the forward, calls that record gradients are served by both.
+arguments, says which and why.
 
 This file is copied into exported packages; what it is written against is told in evo/runtime/__init__.py.
 """

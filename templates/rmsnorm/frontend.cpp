@@ -20,7 +20,7 @@ const bool HAS_BIAS = false, KEEPS_CHANNELS_LAST = true;
 const double DEFAULT_EPS = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7  // see frontend.py
     ? std::numeric_limits<float>::epsilon()
     : std::numeric_limits<double>::quiet_NaN();
-const bool HAS_MEAN = false, RECOMPUTES = false;
+const bool HAS_MEAN = false;
 const std::vector<std::int64_t> PLAIN = {0, 0, 0}, SAVING = {0, 0, 1};  // residual, sum, rstd
 
 Tensor torchs(const AnyCall& c) { return at::rms_norm_symint(*c.input, c.shape, optional(c.weight), c.eps); }
@@ -49,7 +49,8 @@ Gradients torch_backward(const Saved& saved, const Tensor& gradient, std::array<
     const bool further = c10::GradMode::is_enabled();
     const at::AutoGradMode recording(true);
     const auto leaf = [&](const Tensor& t, bool asked) {
-        return further || !t.defined() ? t : t.detach().requires_grad_(asked);
+        if (!t.defined()) return t;
+        return further ? t.view_as(t) : t.detach().requires_grad_(asked);  // a view: hooks of the tensor run in the outer pass
     };
     const Tensor input = leaf(saved.input, wanted[0]), weight = leaf(saved.weight, wanted[1]);
     const Tensor output = at::rms_norm_symint(input, saved.shape, optional(weight), saved.eps);

@@ -2,9 +2,9 @@
 
 Every call gives what PyTorch's gives. One that a tuned variant serves (on dense tensors of one dtype, over a tuned number
 of columns, on a tuned device) runs that variant; any other is left to PyTorch's own function. Calls that record gradients
-are served, too, where variants give the statistic that the backward pass takes; that pass is a variant's where the package
-holds the backward kernel, else PyTorch's. On a GPU the nearest variant is compiled for another number of columns when that
-is first met, unless `also_serve` says otherwise. `explain`, called with the same arguments, says which and why.
+are served, too, where the package holds the backward kernel and variants serve both passes. On a GPU the nearest variant is
+compiled for another number of columns when that is first met, unless `also_serve` says otherwise. `explain`, called with
+the same arguments, says which and why.
 
 `build` builds the native launcher (frontend.cpp), with which a call costs less than PyTorch's; without it, variants are
 launched from Python, which takes longer than a small kernel. It also makes the function an operator of PyTorch's
@@ -98,7 +98,6 @@ _NORM = Norm(
     options={"residual": 0, "sum": 0, "rstd": 0},
     saving="rstd",
     default_eps=_DEFAULT_EPS,
-    recomputes=False,
     keeps_channels_last=True,
 )
 DISPATCH, NATIVE = _NORM.dispatch, _NORM.native

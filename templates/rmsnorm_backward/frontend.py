@@ -1,7 +1,8 @@
 """The gradients of RMSNorm for PyTorch: `rms_norm_backward` in place of torch.ops.aten._fused_rms_norm_backward.
 
 A call that a tuned variant serves runs that variant; any other is left to PyTorch. `explain`, called with the same
-arguments, says which and why. In a package of the forward, calls that record gradients are served by both.
+arguments, says which and why. In a package of the forward, calls that record
+gradients are served by both.
 
 This file is copied into exported packages; what it is written against is told in evo/runtime/__init__.py.
 """

@@ -21,9 +21,9 @@ SIZES = "rows=64,cols=96,dtype=float32"
 SHAPES = [((64, 96), (96,)), ((3, 7, 96), (96,)), ((5, 4, 24), (4, 24)), ((96,), (96,))]
 
 
-def export(out: Path, forward: str) -> Path:
-    parts = [request_for("cpu", "native", out, forward, kernel="rmsnorm")]
-    parts.append(request_for("cpu", "native", out, SIZES, kernel="rmsnorm_backward"))
+def export(out: Path, sizes: str, kernel: str = "rmsnorm") -> Path:
+    parts = [request_for("cpu", "native", out, sizes, kernel=kernel)]
+    parts.append(request_for("cpu", "native", out, SIZES, kernel=f"{kernel}_backward"))
     find_exporter("module").export(*parts)
     return out
 
@@ -95,9 +95,23 @@ def test_gradients_of_gradients_are_pytorchs(module: ModuleType) -> None:
         torch.testing.assert_close(own, torchs, rtol=1e-4, atol=1e-3)
 
 
+def test_hooks_run_once_where_gradients_are_recorded(module: ModuleType) -> None:
+    found = []
+    for function in (module.rms_norm, functional.rms_norm):
+        torch.manual_seed(1)
+        leaves, calls = arguments((6, 96), (96,)), []
+        for leaf in leaves:
+            leaf.register_hook(lambda g, calls=calls: (calls.append(1), 2 * g)[1])
+        result = function(leaves[0], (96,), leaves[1], 1e-5).square().sum()
+        found.append(torch.autograd.grad(result, leaves, create_graph=True))
+        assert len(calls) == 2
+    for own, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(own, torchs, rtol=1e-4, atol=1e-4)
+
+
 def test_a_frozen_weight_or_input_has_no_gradient(module: ModuleType, launches: Callable[[], int]) -> None:
     x, weight = arguments((6, 96), (96,))
-    for frozen, asked in ((weight, 1), (x, 0)):  # where no gradient of the input is wanted, PyTorch does it
+    for frozen, asked in ((weight, 1), (x, 0)):  # where no gradient of the input is wanted, PyTorch does both passes
         x.requires_grad_()
         weight.requires_grad_()
         frozen.requires_grad_(False)
@@ -155,7 +169,14 @@ def test_the_package_within_is_one_of_its_own(module: ModuleType) -> None:
         torch.testing.assert_close(own.double(), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_a_backward_without_its_forwards_outputs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="rmsnorm_backward takes rstd, which none of these winners of rmsnorm gives"):
-        export(tmp_path / "wanting", SIZES)
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        ("rmsnorm", "rmsnorm_backward takes rstd, which none of .* of rmsnorm gives: search it for .* with rstd=true, too"),
+        ("layernorm", "layernorm_backward takes mean and rstd, which none of .* of layernorm gives: export it alone"),
+    ],
+)
+def test_a_backward_without_its_forwards_outputs_is_refused(tmp_path: Path, forward: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        export(tmp_path / "wanting", SIZES, forward)
     assert not (tmp_path / "wanting").exists()
