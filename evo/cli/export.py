@@ -14,6 +14,7 @@ from evo.analysis.descent import read_family
 from evo.analysis.runs import find_run, ranked
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
 from evo.cli.recorded import find_named, read_winners, workload_of
+from evo.cli.tables import short_workload
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, PASSED
 from evo.export import Exporter, ExportItem, ExportRequest, find_exporter, publish
@@ -60,7 +61,7 @@ def export(
     if json:
         print_json([str(p) for p in written])
         return
-    workloads = ", ".join(f"{c.workload.split(',dtype')[0]} {c.dtype}" for c in chosen) or f"run {what[0]}"
+    workloads = ", ".join(short_workload(c.workload, c.kernel) for c in chosen) or f"run {what[0]}"
     typer.echo(f"{out}: {len(written)} files for {workloads}")
     for line in exporter.advice(out):
         typer.echo(line)

@@ -39,9 +39,18 @@ def layer_norm_backward(
     return torch_backward(*args) if found is None else found
 
 
-def explain(*args: Any) -> str:
+def explain(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> str:
     """Which way a call of layer_norm_backward takes here and now: "variant 0 (...)", or "PyTorch: " and the reason."""
-    found = _functions.choose(DISPATCH, *args)
+    found = _functions.choose(DISPATCH, grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
     return f"PyTorch: {found}" if isinstance(found, str) else f"{found.variant}{found.how}, Python launcher"
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,9 +37,16 @@ def rms_norm_backward(
     return torch_backward(*args) if found is None else found
 
 
-def explain(*args: Any) -> str:
+def explain(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    output_mask: Sequence[bool],
+) -> str:
     """Which way a call of rms_norm_backward takes here and now: "variant 0 (...)", or "PyTorch: " and the reason."""
-    found = _functions.choose(DISPATCH, *args)
+    found = _functions.choose(DISPATCH, grad_out, input, normalized_shape, rstd, weight, output_mask)
     return f"PyTorch: {found}" if isinstance(found, str) else f"{found.variant}{found.how}, Python launcher"
 
 
