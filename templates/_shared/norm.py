@@ -156,7 +156,7 @@ class Norm:
             sizes = {"cols": prod(normalized_shape), **self._options}
             sizes.pop(self._saved, None)  # a variant that gives statistics serves calls without them, too
             tuned = PACKAGE.tuned(input.device.type, str(input.dtype)[6:], sizes)
-            if tuned and (self._recording or not recorded):
+            if tuned and (not recorded or (self._recording and not self._saved)):  # with statistics: eager calls alone
                 output: Tensor = self.native.operator(*args)
                 return output
         return self._original(*args)
