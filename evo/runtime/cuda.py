@@ -241,6 +241,7 @@ class CudaCall:
         bits = 0
         for i in self._addresses:
             bits |= values[i]  # type: ignore[operator]
+        stream = current_stream(self._index)
         for step in self._steps:
             handle, frames = step.unaligned if bits & step.misaligned else step.aligned
             try:
@@ -248,7 +249,7 @@ class CudaCall:
             except IndexError:
                 frame = step.frame(frames)
             self._pack(frame.words, 0, *values)
-            frame.config.stream = current_stream(self._index)
+            frame.config.stream = stream
             error = _NO_CONTEXT
             if _current_device() == self._index:
                 error = self._launch(frame.address, handle, frame.arguments, None)

@@ -113,9 +113,11 @@ inline Problem problem_of(const Tensor& input, c10::IntArrayRef shape, c10::IntA
     return found;
 }
 
+using Chosen = std::pair<Problem, Answer>;
+
 // What serves a call: a variant without statistics or, where there is none and always where they are wanted, one that gives
 // them.
-inline std::pair<Problem, Answer> choose(Operator& op, const Call& c, bool saving = false) {
+inline Chosen choose(Operator& op, const Call& c, bool saving = false) {
     Problem problem = problem_of(*c.input, c.shape, saving ? SAVING : PLAIN);
     Answer answer = op.table.find(problem);
     if (saving || SAVING.empty() || answer.serves()) return {problem, answer};
@@ -128,7 +130,7 @@ struct Result {
 };
 
 // Of what was chosen; undefined where it is left to PyTorch. Records no gradient.
-inline Result run(Operator& op, const Call& c, const std::pair<Problem, Answer>& chosen) {
+inline Result run(Operator& op, const Call& c, const Chosen& chosen) {
     const auto& [problem, answer] = chosen;
     if (!answer.serves()) return {};
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -191,16 +193,15 @@ inline std::optional<Gradients> run_backward(
     return found;
 }
 
-// A call that records gradients. Statistics are kept where a variant gives them; without, PyTorch computes them again.
+// A call that records gradients. saving: the variant that gives statistics, which are kept; null: PyTorch computes them again.
 struct Differentiable : torch::autograd::Function<Differentiable> {
     static Tensor forward(
         torch::autograd::AutogradContext* context, Operator* op, const Tensor& input, SymIntArrayRef shape,
-        const Optional& weight, const Optional& bias, std::optional<double> eps, bool saving) {
+        const Optional& weight, const Optional& bias, std::optional<double> eps, const Chosen* saving) {
         const AnyCall c = {&input, shape, pointer(weight), pointer(bias), eps};
         Result found;
         if (saving) {
-            const Call known = {c.input, C10_AS_INTARRAYREF_SLOW(shape), c.weight, c.bias, eps};
-            found = run(*op, known, choose(*op, known, true));
+            found = run(*op, {c.input, C10_AS_INTARRAYREF_SLOW(shape), c.weight, c.bias, eps}, *saving);
         }
         if (!found.output.defined()) {
             const at::AutoDispatchBelowADInplaceOrView below;
@@ -230,10 +231,10 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
     }
 };
 
-// Whether variants serve both passes of a call.
-inline bool trains(Operator& op, const Call& c) {
+// Whether variants serve both passes of a call, of which `forward` is what gives statistics.
+inline bool trains(Operator& op, const Call& c, const Chosen& forward) {
     const auto asked = [](const Tensor* t) { return t && t->requires_grad(); };
-    if (SAVING.empty() || !op.backward || !asked(c.input) || !choose(op, c, true).second.serves()) return false;
+    if (!op.backward || !asked(c.input) || !forward.second.serves()) return false;
     const std::array<bool, 3> wanted = {true, asked(c.weight), asked(c.bias)};
     return op.backward->find(problem_of_backward(*c.input, c.shape, c.weight, wanted)).serves();
 }
@@ -244,17 +245,19 @@ inline Tensor with_gradients(Operator& op, const AnyCall& c) {
         const at::AutoDispatchBelowADInplaceOrView below;
         return dispatched(op, c);
     }
-    bool saving = false, serves = SAVING.empty();  // those without statistics are asked for by the user
+    std::optional<Chosen> saving;
+    bool serves = SAVING.empty();  // those without statistics are asked for by the user
     const auto sizes = c10::asIntArrayRefSlowOpt(c.shape);
     if (sizes && !wanted_of_dispatcher(keys_of({c.input, c.weight, c.bias}))) {
         const Call known = {c.input, *sizes, c.weight, c.bias, c.eps};
         if (misfit(known)) return torchs(c);
-        saving = trains(op, known);
-        serves = saving || (SAVING.empty() && choose(op, known).second.serves());
+        const Chosen forward = choose(op, known, !SAVING.empty());
+        serves = SAVING.empty() ? forward.second.serves() : trains(op, known, forward);
+        if (serves && !SAVING.empty()) saving = forward;
     }
     // What no variants serve in both passes is PyTorch's, which computes nothing twice.
     if (!serves) return torchs(c);
-    return Differentiable::apply(&op, *c.input, c.shape, optional(c.weight), optional(c.bias), c.eps, saving);
+    return Differentiable::apply(&op, *c.input, c.shape, optional(c.weight), optional(c.bias), c.eps, saving ? &*saving : nullptr);
 }
 
 // bound(function): a function of the operator's arguments that calls this one of an Operator and an AnyCall.
@@ -328,9 +331,10 @@ PyObject* explain(Operator& op, PyObject* const* args) {
     if (reason) return to_text(std::string("PyTorch: ") + reason);
     if (is_recorded(c) && !op.gradients) return to_text("PyTorch: gradients are being recorded");
     const bool saving = is_recorded(c) && !SAVING.empty();
-    const Answer forward = choose(op, c, saving).second;
-    if (saving && forward.serves() && !trains(op, c)) return to_text("PyTorch: no variant of the backward serves it");
-    return to_text(forward.in_words());
+    const Chosen forward = choose(op, c, saving);
+    if (saving && forward.second.serves() && !trains(op, c, forward))
+        return to_text("PyTorch: no variant of the backward serves it");
+    return to_text(forward.second.in_words());
 }
 
 }  // namespace
