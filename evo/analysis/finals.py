@@ -95,11 +95,12 @@ class WorkloadFinals:
 
 @dataclass(frozen=True, kw_only=True)
 class CoveredPoint:
-    """A workload of a covering run, and what serves it: the winner, by the number of its variant from 1. speedup: confirmed;
-    distance: its time over the fastest finalist's in the race of all of them, less 1."""
+    """A workload of a covering run, and what serves it: the winner, by the number of its variant from 1, or None: the
+    reference, which was faster. speedup: the winner's, confirmed; distance: the time of what serves it over the least in the
+    race of all finalists, less 1."""
 
     workload: str
-    variant: int
+    variant: int | None
     winner: str
     speedup: float
     distance: float
@@ -213,7 +214,8 @@ def _cover(finals: Collection[WorkloadFinals], genomes: Mapping[str, str]) -> Co
     """genomes: by the candidate's public id."""
     if not (served := [(held, held.winner, held.confirmed) for held in finals if held.winner is not None]):
         return None
-    counts = Counter(genomes[winner] for _, winner, _ in served)
+    lost = {held.task for held, _, time in served if time is not None and (time.ratio_low or 0.0) > 1 and not held.disturbed}
+    counts = Counter(genomes[winner] for held, winner, _ in served if held.task not in lost)
     numbers = {variant: n for n, (variant, _) in enumerate(counts.most_common(), 1)}
     points = []
     for held, winner, confirmed in served:
@@ -221,13 +223,13 @@ def _cover(finals: Collection[WorkloadFinals], genomes: Mapping[str, str]) -> Co
         points.append(
             CoveredPoint(
                 workload=held.workload,
-                variant=numbers[genomes[winner]],
+                variant=None if held.task in lost else numbers[genomes[winner]],
                 winner=winner,
                 speedup=1 / (confirmed.ratio if confirmed is not None else own),
-                distance=own / min(f.ratio for f in held.finalists) - 1,
+                distance=0.0 if held.task in lost else own / min(f.ratio for f in held.finalists) - 1,
             )
         )
-    points.sort(key=lambda p: p.variant)
+    points.sort(key=lambda p: p.variant or len(points))
     far = [p.distance for p in points]
     return Cover(points=tuple(points), variants=len(numbers), worst=max(far), median=median(far))
 

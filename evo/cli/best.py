@@ -340,7 +340,7 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
 def _print_cover(console: Terminal, cover: Cover, kernel: str) -> None:
     console.print_rows(
         {
-            ">variant": p.variant,
+            ">variant": p.variant or "reference",
             "serves": short_workload(p.workload, kernel),
             "candidate": short(p.winner),
             ">speed-up": speedup(1 / p.speedup),
@@ -350,7 +350,11 @@ def _print_cover(console: Terminal, cover: Cover, kernel: str) -> None:
     )
     told = f"{counted(cover.variants, 'variant')} for {counted(len(cover.points), 'workload')}"
     console.say(f"{told}: {cover.worst:.1%} off the best of its workload at worst, {cover.median:.1%} in the median", "bold")
-    console.say("off the best: its time over the fastest finalist's, in the race of all of that workload's", "dim")
+    console.say(
+        "off the best: its time over the fastest finalist's, in the race of all of that workload's; reference: what is"
+        " replaced was faster, and serves calls of that workload in an export",
+        "dim",
+    )
 
 
 def _print_no_winner(console: Terminal, run: RunFinals, held: WorkloadFinals, db: str) -> None:
