@@ -28,6 +28,9 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import kernel_names, load_kernel
 from evo.report.text import short
 
+_SHOWN = 5
+"""Lines or names; of more, how many there are."""
+
 
 def export(
     what: Annotated[list[str], typer.Argument(help="Runs, or candidates.")],
@@ -56,12 +59,16 @@ def export(
             unconfirmed = [said for c in chosen if (said := _unconfirmed(store, c, db))]
             written, remarks = export_winners(store, chosen, exporter, out, arch or ())
             remarks = unconfirmed + remarks
-    for remark in remarks:
+    shown = remarks if len(remarks) <= _SHOWN else remarks[: _SHOWN - 1]
+    for remark in shown:
         typer.echo(f"evo: {remark}", err=True)
+    if more := len(remarks) - len(shown):
+        typer.echo(f"evo: {more} more of these: {out / 'manifest.json'} says what of each workload is built", err=True)
     if json:
         print_json([str(p) for p in written])
         return
-    workloads = ", ".join(short_workload(c.workload, c.kernel) for c in chosen) or f"run {what[0]}"
+    names = [short_workload(c.workload, c.kernel) for c in chosen] or [f"run {what[0]}"]
+    workloads = ", ".join(names) if len(names) <= _SHOWN else f"{len(names)} workloads"
     typer.echo(f"{out}: {len(written)} files for {workloads}")
     for line in exporter.advice(out):
         typer.echo(line)
