@@ -6,10 +6,12 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +19,9 @@ import torch
 
 from evo.runtime.timing import Sample, Timing, race, watch
 
-__all__ = ["Package", "Sample", "Timing", "add_packages", "load", "load_all", "machine", "race", "watch"]
+__all__ = ["Package", "Sample", "Timing", "add_packages", "gpu_times", "load", "load_all", "machine", "race", "watch"]
+
+_LEAD_CYCLES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -98,3 +102,24 @@ def load_all(folders: Sequence[Path]) -> list[Package]:
 def machine(place: torch.device) -> str:
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return f"{name}, PyTorch {torch.__version__}"
+
+
+def gpu_times(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Microseconds of the GPU's own time of each, with none of its data in the second-level cache: the median of rounds in
+    which they take turns, behind a wait that lets the CPU run ahead."""
+    cache = torch.empty(torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
+    spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+    for call in calls.values():
+        call()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(_LEAD_CYCLES)
+    for turn in range(rounds):
+        for name in list(calls)[:: 1 - 2 * (turn % 2)]:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            cache.zero_()
+            begin.record()
+            calls[name]()
+            end.record()
+            spans[name].append((begin, end))
+    torch.cuda.synchronize()
+    return {name: 1e3 * median(a.elapsed_time(b) for a, b in found) for name, found in spans.items()}

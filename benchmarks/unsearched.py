@@ -22,17 +22,16 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 import torch
-from exported import Package, add_packages, load_all, machine
+from exported import Package, add_packages, gpu_times, load_all, machine
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-LEAD_CYCLES = 32 << 20
 SLOWER = 1.03
 MOST_BYTES, MOST_FLOPS = 2 << 30, 2e12
 ADA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -145,32 +144,12 @@ def problem(
         first = time.perf_counter() - began
         way = frontend.explain(*args)
         original = partial(frontend.ORIGINAL, *args)
-        us = times({"own": partial(frontend.SUBJECT, *args), "PyTorch": original, "PyTorch again": original}, rounds)
+        us = gpu_times({"own": partial(frontend.SUBJECT, *args), "PyTorch": original, "PyTorch again": original}, rounds)
         if package.function == "scaled_dot_product_attention":
             with sdpa_kernel(ADA):
-                us |= times({"without cuDNN": original}, rounds)
+                us |= gpu_times({"without cuDNN": original}, rounds)
     shown = "x".join(map(str, sizes.values())) + f" {axes}".rstrip()
     return {"function": package.function, "sizes": shown, "dtype": str(dtype)[6:], "way": way, "first_us": 1e6 * first, **us}
-
-
-def times(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Microseconds of each, median."""
-    cache = torch.empty(torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
-    spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
-    for call in calls.values():
-        call()
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LEAD_CYCLES)
-    for turn in range(rounds):
-        for name in list(calls)[:: 1 - 2 * (turn % 2)]:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            cache.zero_()
-            begin.record()
-            calls[name]()
-            end.record()
-            spans[name].append((begin, end))
-    torch.cuda.synchronize()
-    return {name: 1e3 * median(a.elapsed_time(b) for a, b in found) for name, found in spans.items()}
 
 
 def tell(package: Package, records: list[dict[str, Any]], seconds: float) -> None:

@@ -1,0 +1,231 @@
+"""Norms and softmax of exported packages beside PyTorch, torch.compile, and the kernels of Liger and QuACK, on a GPU.
+
+    python benchmarks/peers.py --package exported/rmsnorm [--package exported/softmax] --shape 4096x1024 [--shape ...]
+                               [--dtype bfloat16]... [--rounds 15] [--seconds S] [--json FILE]
+
+For each package, shape (rows x columns) and dtype: `forward` without gradients; of norms also `backward`, the gradients of
+all arguments from a result that was recorded, and `both`. Contenders take turns, each with none of its data in the
+second-level cache; the GPU's own time counts, of the median round (exported.gpu_times). `eager`: the wall time of one of
+many calls of `both`, one after another, until the GPU has finished. Results are compared with float64: a contender whose
+error is more than twice PyTorch's, in norm, is marked and does not count. One that cannot run is left out, with the reason.
+Liger and QuACK take part where they are installed.
+
+Printed: microseconds, and ours over the best of the others; geometric means of that; how many are slower by more than 3%.
+Exit code: 0 measured; 1 one of our results was wrong, or a call was not served by a variant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+import torch
+from exported import Package, add_packages, gpu_times, load_all, machine
+from torch import Tensor
+
+OURS, SLOWER = "ours", 1.03
+Function = Callable[..., Tensor]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_packages(parser)
+    parser.add_argument("--shape", action="append", required=True)
+    parser.add_argument("--dtype", action="append", choices=("float16", "bfloat16", "float32"))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no new problem begins after so long")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print(machine(torch.device("cuda", 0)))
+    began, found, sound = time.monotonic(), [], True
+    for package in load_all(options.package):
+        if package.frontend._call is not None:  # the native launcher
+            package.module.also_serve(gradients=True)
+        for shape in options.shape:
+            for dtype in options.dtype or ("bfloat16",):
+                if time.monotonic() - began < options.seconds:
+                    records, well = problem(package, *map(int, shape.split("x")), dtype, options.rounds)
+                    found, sound = found + records, sound and well
+    tell_means(found)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1))
+    return 0 if sound else 1
+
+
+def functions(package: Package) -> Iterator[tuple[str, Callable[[], Function]]]:
+    """What takes the arguments of the package's function, by name; asked for, it may raise ImportError and others."""
+    name, original = package.function, package.frontend.ORIGINAL
+    yield OURS, lambda: package.frontend.SUBJECT
+    yield "PyTorch", lambda: original
+    yield "torch.compile", partial(compiled, original)
+    yield "Liger", partial(liger, name)
+    yield "QuACK", partial(quack, name)
+
+
+@cache
+def compiled(function: Function) -> Function:
+    return torch.compile(function, dynamic=False)
+
+
+def liger(name: str) -> Function:
+    if name == "layer_norm":
+        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+        return lambda x, shape, weight, bias, eps: LigerLayerNormFunction.apply(x, weight, bias, eps)
+    if name == "rms_norm":
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+        # in place it would write the gradient over that of the result
+        return lambda x, shape, weight, eps: LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+    return lambda x, *_: LigerSoftmaxFunction.apply(x)
+
+
+def quack(name: str) -> Function:
+    if name == "softmax":
+        from quack.softmax import softmax
+
+        return lambda x, *_: softmax(x)
+    from quack.rmsnorm import rmsnorm
+
+    if name == "rms_norm":
+        return lambda x, shape, weight, eps: rmsnorm(x, weight, eps=eps)
+    return lambda x, shape, weight, bias, eps: _QuackLayerNorm.apply(x, weight, bias, eps)
+
+
+class _QuackLayerNorm(torch.autograd.Function):
+    """Its two kernels, which come without a function of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        from quack.rmsnorm import _rmsnorm_fwd
+
+        y, (mean, rstd) = torch.empty_like(x), (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
+        _rmsnorm_fwd(x, weight, y, bias, rstd, mean, None, None, eps, True)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        from quack.rmsnorm import layernorm_bwd
+
+        x, weight, mean, rstd = ctx.saved_tensors
+        return *layernorm_bwd(x, weight, dy, rstd, mean, True), None
+
+
+def problem(package: Package, rows: int, cols: int, dtype: str, rounds: int) -> tuple[list[dict[str, Any]], bool]:
+    """A record a pass; whether ours was served and right."""
+    frontend, place = package.frontend, torch.device("cuda", 0)
+    options = {"weight": 1, "bias": 1, **dict.fromkeys(("residual", "sum", "mean", "rstd"), 0)}
+    args = frontend.timed({"rows": rows, "cols": cols, **options}, getattr(torch, dtype), place, 1)
+    # a package's own times are without gradients; of a weight that is not there PyTorch's is its default
+    leaves = [t.detach().requires_grad_() for t in args if isinstance(t, Tensor)]
+    of = iter(leaves)
+    recorded = tuple(next(of) if isinstance(t, Tensor) else t for t in args)
+    dy = torch.randn(rows, cols, generator=torch.Generator(place).manual_seed(2), device=place).to(leaves[0].dtype)
+    exact = frontend.exact(*recorded)
+    truth = {"forward": [exact.detach()], "backward": torch.autograd.grad(exact, leaves, dy.double())}
+    trains = package.function != "softmax"
+    calls: dict[str, dict[str, Callable[[], Any]]] = defaultdict(dict)
+    errors: dict[str, dict[str, float]] = defaultdict(dict)
+    left_out: dict[str, str] = {}
+    for name, ask in functions(package):
+        try:
+            function = ask()
+            with torch.no_grad():
+                errors["forward"][name] = error([function(*args)], truth["forward"])
+            if trains:
+                y = function(*recorded)
+                errors["backward"][name] = error(torch.autograd.grad(y, leaves, dy, retain_graph=True), truth["backward"])
+                calls["backward"][name] = partial(torch.autograd.grad, y, leaves, dy, retain_graph=True)
+                calls["both"][name] = partial(both, function, recorded, leaves, dy)
+            calls["forward"][name] = partial(without_gradients, function, args)
+        except Exception as e:  # of other people's code
+            left_out[name] = f"{type(e).__name__}: {e}".partition("\n")[0][:120]
+    del exact, truth
+    shown = f"{package.function} {rows}x{cols} {dtype}"
+    print(f"\n{shown}")
+    for name, why in left_out.items():
+        print(f"  {name} is left out: {why}")
+    records, sound = [], True
+    for which in ("forward", *(("backward", "both") if trains else ())):
+        wrong = {n for n, e in errors.get(which, {}).items() if e > 2 * errors[which]["PyTorch"] + 1e-6}
+        way = frontend.explain(*(args if which == "forward" else recorded))
+        us = gpu_times(calls[which], rounds)
+        record = {"problem": shown, "pass": which, "way": way, "us": us, "wrong": sorted(wrong), "left_out": left_out}
+        if which == "both":
+            record["eager_us"] = eager(calls[which], rounds)
+        records.append(record)
+        sound &= OURS not in wrong and OURS in us and not way.startswith("PyTorch")
+        tell(record)
+    return records, sound
+
+
+def both(function: Function, args: tuple[Any, ...], leaves: list[Tensor], dy: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(function(*args), leaves, dy)
+
+
+def without_gradients(function: Function, args: tuple[Any, ...]) -> Tensor:
+    with torch.no_grad():
+        return function(*args)
+
+
+def error(found: Any, truth: Any) -> float:
+    """The largest of the results' errors, in norm, over the norm of what is right."""
+    return max(float((f.double() - t.double()).norm() / t.double().norm()) for f, t in zip(found, truth, strict=True))
+
+
+def eager(calls: dict[str, Callable[[], Any]], rounds: int, number: int = 50) -> dict[str, float]:
+    """Microseconds a call by the wall clock, of `number` calls until the GPU has finished; median."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for turn in range(rounds):
+        for name in list(calls)[:: 1 - 2 * (turn % 2)]:
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(number):
+                calls[name]()
+            torch.cuda.synchronize()
+            found[name].append(1e6 * (time.perf_counter() - begin) / number)
+    return {name: median(times) for name, times in found.items()}
+
+
+def best_other(record: dict[str, Any], clock: str = "us") -> float:
+    return min(us for name, us in record[clock].items() if name != OURS and name not in record["wrong"])
+
+
+def tell(record: dict[str, Any]) -> None:
+    for clock in ("us", "eager_us"):
+        if OURS in record.get(clock, {}):
+            shown = "  ".join(f"{n} {u:.2f}{' WRONG' if n in record['wrong'] else ''}" for n, u in record[clock].items())
+            name = record["pass"] if clock == "us" else "eager"
+            print(f"  {name:8} {record[clock][OURS] / best_other(record, clock):.3f} of the best other   {shown}")
+    if record["way"].startswith("PyTorch"):
+        print(f"  not served: {record['way']}")
+
+
+def tell_means(records: list[dict[str, Any]]) -> None:
+    groups = defaultdict(list)
+    for r in records:
+        if OURS in r["us"]:
+            groups[r["problem"].partition(" ")[0], r["pass"]].append(r)
+    print()
+    for (function, which), found in groups.items():
+        ratios = [r["us"][OURS] / best_other(r) for r in found]
+        torchs = geometric_mean(r["us"][OURS] / r["us"]["PyTorch"] for r in found)
+        slow = sum(ratio > SLOWER for ratio in ratios)
+        print(
+            f"{function} {which}: {geometric_mean(ratios):.3f} of the best other, {torchs:.3f} of PyTorch, geometric means"
+            f" of {len(found)}; {slow} slower by more than 3%, the worst {max(ratios):.3f}"
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
