@@ -137,7 +137,7 @@ def test_a_model_uses_all_modules_that_are_shipped_and_a_backward_is_found_withi
     assert classes == [2, "evo.ready.layernorm.frontend", "evo.ready.rmsnorm.frontend"]
     assert undone == ["torch.nn.modules.normalization"] * 2
     assert functions == [3, True]
-    assert way.startswith("variant 0 (cpu native, float32, tuned for 64x96x1x1x0)")
+    assert way.startswith("variant 0 (cpu native, float32, tuned for 64x96 weight dweight)")
     done = python(checkout, "-m", "evo.ready.rmsnorm.backward", "check")
     assert done.returncode == 0, done.stderr
     assert "right: 14 cases on it" in done.stdout

@@ -272,7 +272,8 @@ def _variant_record(
     """What a build's record says, but for what was asked for. `before`: the records of those that were made before."""
     item, source, binary, measured = built.item, built.source, built.binary, arch == measured_arch
     workload, fixed = item.workload, kernel.compile_time_dims[target.name]
-    sizes = "x".join(str(n) for d, n in workload.dims if d in fixed or not fixed)
+    compiled_in = [n for d, n in workload.dims if d in fixed]
+    sizes = "x".join(map(str, compiled_in or dict(workload.dims).values()))
     stem = f"variant_{len(before)}_{workload.dtype}_{sizes}" + ("" if measured else f"_{arch}")
     same = (v["source"] for v in before if (v["workload"]["key"], v["source_digest"]) == (workload.key, source.digest))
     kind = "so" if target.name == "cpu" else "cubin" if binary.code.startswith(b"\x7fELF") else "ptx"

@@ -133,10 +133,9 @@ def _check_given(backward: Kernel, forward: Kernel, parts: Sequence[ExportReques
     items = [item for part in parts for item in part.items]
     given = {name for name in outputs for item in items if dict(item.workload.options).get(name)}
     if missing := [name for name in wanted if name not in given]:
-        options = ",".join(f"{name}=true" for name in missing)
-        what = f"search it for a workload with {options}, too" if set(missing) <= set(outputs) else "export it alone"
         raise UsageError(
-            f"{backward.name} takes {' and '.join(missing)}, which none of these winners of {forward.name} gives: {what}"
+            f"{backward.name} takes {' and '.join(missing)}, which none of these winners of {forward.name} gives: search it"
+            f" for a workload with {','.join(f'{name}=true' for name in missing)}, too"
         )
 
 

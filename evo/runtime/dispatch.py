@@ -14,7 +14,7 @@ import torch
 from . import cpu, cuda
 from .choice import CLOSE, EXACT, FAR, Family, Member, bucket_of, in_order, is_measured, member_of, members_of
 from .jit import Jit
-from .package import MANIFEST, Busy, Package, Unavailable, Variant, digest, faster_torch, keep, kept
+from .package import MANIFEST, Busy, Package, Unavailable, Variant, digest, faster_torch, in_words, keep, kept
 from .trial import Call, Loaded, Table, race
 
 _RACING = 2
@@ -229,7 +229,7 @@ class Dispatch(Table):
                 return replace(nearest[0], how=f"{FAR}: no race could be held: {reason}")
             finally:
                 self._jit.busy = False
-            builds, where = [fastest.variant], "x".join(map(str, sizes.values()))
+            builds, where = [fastest.variant], in_words(sizes, self.package.options)
             if not disturbed:  # else the next process has another
                 keep(name, json.dumps([str(fastest.variant), ratio, where]).encode())
         slower = faster_torch(where, "this machine", ratio) if ratio * _GAIN > 1 else ""

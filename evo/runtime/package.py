@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -76,6 +76,7 @@ class Package:
         arguments = self.kernel["arguments"]
         self.arguments = "".join("P" if a["kind"] != "scalar" else _CODES[a["dtype"]] for a in arguments)
         """The entry point's parameters in order: P an address, q an int64, i an int32, f a float, d a double."""
+        self.options = frozenset(name for v in self.manifest["variants"] for name in v["workload"]["options"])
         self.variants = tuple(Variant(self, i, record) for i, record in enumerate(self.manifest["variants"]))
         fixed = {v.target: v.fixed for v in self.variants}
         self.fixed = {p: tuple(d["name"] in fixed.get(p, ()) for d in self.dimensions) for p in ("cpu", "cuda")}
@@ -212,7 +213,7 @@ class Variant:
         self._name = f"variant for any size ({self.target} {self.arch}, {self.dtype})"
         if index >= 0:
             on = f" on {record['measured_arch']}" if record["standing"] == "compiled" else ""
-            tuned = "x".join(map(str, self.sizes.values())) + on
+            tuned = in_words(self.sizes, package.options) + on
             self._name = f"variant {index} ({self.target} {self.arch}, {self.dtype}, tuned for {tuned})"
 
     def __str__(self) -> str:
@@ -270,13 +271,19 @@ class Variant:
         return (self.target, self.dtype, self.sizes) == (other.target, other.dtype, other.sizes)
 
 
+def in_words(sizes: Mapping[str, int], options: Collection[str]) -> str:
+    """64x96, and behind it those of the sizes that are options and on: 64x96 mean rstd."""
+    found = "x".join(str(n) for name, n in sizes.items() if name not in options)
+    return " ".join([found, *(name for name, n in sizes.items() if name in options and n)])
+
+
 def slower(record: Mapping[str, Any]) -> str:
     """By what PyTorch was faster where a build was measured, in words, from its record in the manifest: by all of the
     interval of a final that nothing disturbed. Empty if it was not, or is not known."""
     timing = record.get("timing")
     if timing is None or timing["stage"] != "final" or timing["disturbed"] or (timing["ratio_low"] or 0.0) <= 1.0:
         return ""
-    sizes = "x".join(map(str, record["workload"]["dims"].values()))
+    sizes = in_words(record["workload"]["dims"], record["workload"]["options"])
     return faster_torch(sizes, record["record"].get("device") or record["arch"], timing["ratio"])
 
 

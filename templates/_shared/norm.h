@@ -8,18 +8,20 @@
 //     const bool KEEPS_CHANNELS_LAST;                            PyTorch's result for an input of that layout has it, too
 //     const bool HAS_MEAN;                                       whether it subtracts one
 //     const std::vector<std::int64_t> PLAIN, SAVING;             the kernel's options that are compiled in, for a call without
-//                                                                and with statistics; none: it gives no statistics
+//                                                                and with statistics
 //     Tensor torchs(const AnyCall&);                             PyTorch's function
 //     Tensor dispatched(const Operator&, const AnyCall&);        the operator by way of the dispatcher
 //     Tensor with_autocast(Operator&, const AnyCall&);           what autocast makes of a call
 //     bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t rows, std::int64_t cols, float eps);
 //     bool launch_backward(Table&, const Answer&, const Problem&, const OfBackward&, std::int64_t rows, std::int64_t cols);
-//     Gradients torch_backward(const Saved&, const Tensor& gradient, std::array<bool, 3> wanted);    also where gradients of
-//                                                                that are recorded
+//
+// Calls that record gradients are served where variants serve both passes: the forward gives the statistics that the backward
+// takes. All others are PyTorch's, which computes nothing twice.
 #pragma once
 
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
@@ -71,7 +73,6 @@ Tensor dispatched(const Operator&, const AnyCall&);
 Tensor with_autocast(Operator&, const AnyCall&);
 bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t, std::int64_t, float);
 bool launch_backward(Table&, const Answer&, const Problem&, const OfBackward&, std::int64_t, std::int64_t);
-Gradients torch_backward(const Saved&, const Tensor&, std::array<bool, 3>);
 
 const Py_ssize_t ARGUMENTS = HAS_BIAS ? 5 : 4;
 constexpr double LOWEST_EPS = 1e-12, HIGHEST_EPS = 1e6;  // see norm.py
@@ -120,7 +121,7 @@ using Chosen = std::pair<Problem, Answer>;
 inline Chosen choose(Operator& op, const Call& c, bool saving = false) {
     Problem problem = problem_of(*c.input, c.shape, saving ? SAVING : PLAIN);
     Answer answer = op.table.find(problem);
-    if (saving || SAVING.empty() || answer.serves()) return {problem, answer};
+    if (saving || answer.serves()) return {problem, answer};
     auto other = choose(op, c, true);
     return other.second.serves() ? other : std::pair{problem, answer};
 }
@@ -138,7 +139,7 @@ inline Result run(Operator& op, const Call& c, const Chosen& chosen) {
     const std::int64_t rows = problem.words[2], cols = problem.words[3];
     Result found;
     found.output = at::empty(input.sizes(), input.options());
-    if (!SAVING.empty() && c10::IntArrayRef(&problem.words[4], SAVING.size()).equals(SAVING)) {
+    if (c10::IntArrayRef(&problem.words[4], SAVING.size()).equals(SAVING)) {
         found.rstd = at::empty({rows}, input.options().dtype(at::kFloat));
         if (HAS_MEAN) found.mean = at::empty_like(found.rstd);
     }
@@ -193,16 +194,34 @@ inline std::optional<Gradients> run_backward(
     return found;
 }
 
-// A call that records gradients. saving: the variant that gives statistics, which are kept; null: PyTorch computes them again.
+// By PyTorch's own function of what was kept, which has derivatives of every order.
+inline Gradients torch_backward(const Saved& saved, const Tensor& gradient, std::array<bool, 3> wanted) {
+    const bool further = c10::GradMode::is_enabled();
+    const at::AutoGradMode recording(true);
+    torch::autograd::variable_list of;
+    const auto leaf = [&](const Tensor& t, bool asked) {
+        if (!t.defined()) return t;
+        Tensor found = further ? t.view_as(t) : t.detach().requires_grad_(asked);  // a view: hooks of t run in the outer pass
+        if (asked) of.push_back(found);
+        return found;
+    };
+    const Tensor input = leaf(saved.input, wanted[0]), weight = leaf(saved.weight, wanted[1]), bias = leaf(saved.bias, wanted[2]);
+    const auto given = [](const Tensor& t) { return t.defined() ? &t : nullptr; };
+    const Tensor output = torchs({&input, saved.shape, given(weight), given(bias), saved.eps});
+    const auto found = torch::autograd::grad({output}, of, {gradient}, further, further);
+    Gradients gradients;
+    for (size_t i = 0, next = 0; i < gradients.size(); ++i)
+        if (wanted[i]) gradients[i] = found[next++];
+    return gradients;
+}
+
+// A call that records gradients, served by a variant that gives statistics, which are kept.
 struct Differentiable : torch::autograd::Function<Differentiable> {
     static Tensor forward(
         torch::autograd::AutogradContext* context, Operator* op, const Tensor& input, SymIntArrayRef shape,
-        const Optional& weight, const Optional& bias, std::optional<double> eps, const Chosen* saving) {
+        const Optional& weight, const Optional& bias, std::optional<double> eps, const Chosen* chosen) {
         const AnyCall c = {&input, shape, pointer(weight), pointer(bias), eps};
-        Result found;
-        if (saving) {
-            found = run(*op, {c.input, C10_AS_INTARRAYREF_SLOW(shape), c.weight, c.bias, eps}, *saving);
-        }
+        Result found = run(*op, {c.input, C10_AS_INTARRAYREF_SLOW(shape), c.weight, c.bias, eps}, *chosen);
         if (!found.output.defined()) {
             const at::AutoDispatchBelowADInplaceOrView below;
             found.output = dispatched(*op, c);
@@ -245,19 +264,13 @@ inline Tensor with_gradients(Operator& op, const AnyCall& c) {
         const at::AutoDispatchBelowADInplaceOrView below;
         return dispatched(op, c);
     }
-    std::optional<Chosen> saving;
-    bool serves = SAVING.empty();  // those without statistics are asked for by the user
     const auto sizes = c10::asIntArrayRefSlowOpt(c.shape);
-    if (sizes && !wanted_of_dispatcher(keys_of({c.input, c.weight, c.bias}))) {
-        const Call known = {c.input, *sizes, c.weight, c.bias, c.eps};
-        if (misfit(known)) return torchs(c);
-        const Chosen forward = choose(op, known, !SAVING.empty());
-        serves = SAVING.empty() ? forward.second.serves() : trains(op, known, forward);
-        if (serves && !SAVING.empty()) saving = forward;
-    }
-    // What no variants serve in both passes is PyTorch's, which computes nothing twice.
-    if (!serves) return torchs(c);
-    return Differentiable::apply(&op, *c.input, c.shape, optional(c.weight), optional(c.bias), c.eps, saving ? &*saving : nullptr);
+    if (!sizes || wanted_of_dispatcher(keys_of({c.input, c.weight, c.bias}))) return torchs(c);
+    const Call known = {c.input, *sizes, c.weight, c.bias, c.eps};
+    if (misfit(known)) return torchs(c);
+    const Chosen forward = choose(op, known, true);
+    if (!trains(op, known, forward)) return torchs(c);
+    return Differentiable::apply(&op, *c.input, c.shape, optional(c.weight), optional(c.bias), c.eps, &forward);
 }
 
 // bound(function): a function of the operator's arguments that calls this one of an Operator and an AnyCall.
@@ -329,8 +342,8 @@ PyObject* explain(Operator& op, PyObject* const* args) {
     const char* reason = read(args, c, sizes);
     if (!reason) reason = misfit(c);
     if (reason) return to_text(std::string("PyTorch: ") + reason);
-    if (is_recorded(c) && !op.gradients) return to_text("PyTorch: gradients are being recorded");
-    const bool saving = is_recorded(c) && !SAVING.empty();
+    if (is_recorded(c) && !(op.gradients && op.backward)) return to_text("PyTorch: gradients are being recorded");
+    const bool saving = is_recorded(c);
     const Chosen forward = choose(op, c, saving);
     if (saving && forward.second.serves() && !trains(op, c, forward))
         return to_text("PyTorch: no variant of the backward serves it");

@@ -31,9 +31,9 @@ class Norm:
 
     frontend: the kernel's module, which has the function under `name`. original: PyTorch's. layer: the module, derived from
     PyTorch's. use(call): told the native launcher's function, once there is one.
-    launch(call, x, weight, bias, y, rstd, rows, cols, eps): calls with the entry point's arguments.
-    bias: whether the function has one. options: the kernel's that are compiled in, as the function has them; saving: the
-    one of them by which variants give what the backward pass takes, "" where there is none.
+    launch(call, x, weight, bias, y, mean, rstd, rows, cols, eps): calls with the entry point's arguments.
+    bias: whether the function has one. options: the kernel's that are compiled in, as the function has them; saving: those
+    of them by which variants give what the backward pass takes.
     default_eps: what eps=None stands for; None where that is not for variants.
     keeps_channels_last: PyTorch's result for an input of that layout has it, too, and a variant's would not.
     """
@@ -49,14 +49,14 @@ class Norm:
         *,
         bias: bool,
         options: Mapping[str, int],
-        saving: str,
+        saving: Sequence[str],
         default_eps: float | None,
         keeps_channels_last: bool,
     ) -> None:
         self._frontend, self._name, self._original, self._layer = frontend, name, original, layer
         self._use, self._launch = use, launch
         self._bias, self._options, self._values = bias, dict(options), tuple(options.values())
-        self._saved, self._saving = saving, tuple({**options, saving: 1}.values()) if saving else None
+        self._saved, self._saving = saving, tuple({**options, **dict.fromkeys(saving, 1)}.values())
         self._default_eps, self._keeps_channels_last = default_eps, keeps_channels_last
         self.dispatch, self._backward = Dispatch(PACKAGE, frontend), None
         if PACKAGE.path("backward/manifest.json").is_file():
@@ -108,9 +108,8 @@ class Norm:
     ) -> None:
         """What else variants serve; None leaves it as it is.
 
-        gradients, with the native launcher only: calls that record gradients. On at first where the package holds the
-        backward: calls of which variants serve both passes. Else off, and for layer_norm alone: the backward pass is
-        PyTorch's then, with the same gradients, but computes the statistics again, which its own forward pass keeps.
+        gradients, with the native launcher and the backward kernel in the package only, on at first there: calls that
+        record gradients, of which variants serve both passes.
         compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
         stands as one operation that nothing is fused with, in place of code that the compiler writes.
         untuned, on at first: numbers of columns that no variant has, on a GPU. The first call with one compiles the nearest
@@ -154,9 +153,10 @@ class Norm:
                 or (bias is not None and bias.requires_grad)
             )
             sizes = {"cols": prod(normalized_shape), **self._options}
-            sizes.pop(self._saved, None)  # a variant that gives statistics serves calls without them, too
-            tuned = PACKAGE.tuned(input.device.type, str(input.dtype)[6:], sizes)
-            if tuned and (not recorded or (self._recording and not self._saved)):  # with statistics: eager calls alone
+            for name in self._saved:  # a variant that gives statistics serves calls without them, too
+                del sizes[name]
+            # Calls that record gradients are served where they are eager.
+            if not recorded and PACKAGE.tuned(input.device.type, str(input.dtype)[6:], sizes):
                 output: Tensor = self.native.operator(*args)
                 return output
         return self._original(*args)
@@ -179,13 +179,13 @@ class Norm:
             input = input.contiguous()
             address = input.data_ptr()
         output = _empty_like(input, memory_format=_CONTIGUOUS)
-        sizes, rstd, rstd_address = call.sizes, None, 0
+        sizes, statistics, mean, rstd = call.sizes, None, 0, 0
         if sizes[2:] == self._saving:
-            rstd = torch.empty(sizes[0], dtype=torch.float32, device=input.device)
-            rstd_address = rstd.data_ptr()
+            statistics = torch.empty((2, sizes[0]), dtype=torch.float32, device=input.device)
+            mean, rstd = statistics.data_ptr(), statistics.data_ptr() + 4 * sizes[0]
         # A mode that went unnoticed might have made the output something else than a plain tensor.
         if type(output) is Tensor and self._launch(
-            call, address, weight_address, bias_address, output.data_ptr(), rstd_address, sizes[0], sizes[1], eps
+            call, address, weight_address, bias_address, output.data_ptr(), mean, rstd, sizes[0], sizes[1], eps
         ):
             return output
         return None
@@ -237,7 +237,7 @@ class Norm:
             return f"nothing was tuned for {input.device.type}"
         key = device, input.dtype, input.numel() // cols, cols
         call = table[key + self._values]
-        if type(call) is str and self._saving is not None and type(other := table[key + self._saving]) is not str:
+        if type(call) is str and type(other := table[key + self._saving]) is not str:
             call = other
         return call if type(call) is str else (call, found, eps)
 

@@ -1,11 +1,6 @@
-// layer_norm as Python and PyTorch's dispatcher call it: frontend.py in C++, with gradients. See _shared/norm.h.
-//
-// The backward pass is PyTorch's own: a variant gives no mean and no reciprocal deviation, so native_layer_norm computes
-// them again.
+// layer_norm as Python and PyTorch's dispatcher call it: frontend.py in C++. See _shared/norm.h.
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/native_layer_norm.h>
-#include <ATen/ops/native_layer_norm_backward.h>
 
 #include <limits>
 
@@ -21,7 +16,7 @@ const char* const SCHEMA =
 const bool HAS_BIAS = true, KEEPS_CHANNELS_LAST = false;
 const double DEFAULT_EPS = std::numeric_limits<double>::quiet_NaN();
 const bool HAS_MEAN = true;
-const std::vector<std::int64_t> PLAIN, SAVING;
+const std::vector<std::int64_t> PLAIN = {0, 0, 0, 0}, SAVING = {0, 0, 1, 1};  // residual, sum, mean, rstd
 
 Tensor torchs(const AnyCall& c) {
     return at::layer_norm_symint(*c.input, c.shape, optional(c.weight), optional(c.bias), *c.eps);
@@ -34,7 +29,9 @@ Tensor dispatched(const Operator& op, const AnyCall& c) {
 bool launch(
     Table& table, const Answer& answer, const Problem& problem, const Memory& m, std::int64_t rows, std::int64_t cols,
     float eps) {
-    return table.run(answer, problem, m.x, m.weight, m.bias, m.y, rows, cols, eps);
+    const void* residual = nullptr;
+    void* sum = nullptr;
+    return table.run(answer, problem, m.x, residual, m.weight, m.bias, m.y, sum, m.mean, m.rstd, rows, cols, eps);
 }
 
 bool launch_backward(
@@ -43,18 +40,6 @@ bool launch_backward(
     return table.run(
         answer, problem, m.dy, m.x, m.weight, m.mean, m.rstd, residual, m.dx, m.dweight, m.dbias, m.workspace[0],
         m.workspace[1], rows, cols);
-}
-
-Gradients torch_backward(const Saved& saved, const Tensor& gradient, std::array<bool, 3> wanted) {
-    Tensor mean = saved.mean, rstd = saved.rstd;
-    if (!rstd.defined()) {
-        const at::NoGradGuard constants;  // the derivative of the backward pass knows them as functions of the input
-        std::tie(std::ignore, mean, rstd) =
-            at::native_layer_norm_symint(saved.input, saved.shape, std::nullopt, std::nullopt, *saved.eps);
-    }
-    auto [of_input, of_weight, of_bias] = at::native_layer_norm_backward_symint(
-        gradient, saved.input, saved.shape, mean, rstd, optional(saved.weight), optional(saved.bias), wanted);
-    return {of_input, of_weight, of_bias};
 }
 
 // CUDA's autocast computes layer_norm in float32, the CPU's leaves it alone.

@@ -1,9 +1,10 @@
 """LayerNorm for PyTorch: `layer_norm` in place of torch.nn.functional.layer_norm, `LayerNorm` of torch.nn.LayerNorm.
 
-Every call gives what PyTorch's gives. One that a tuned variant serves (inference on dense tensors of one dtype, over
-a tuned number of columns, on a tuned device) runs that variant; any other is left to PyTorch's own function. On a GPU the
-nearest variant is compiled for another number of columns when that is first met, unless `also_serve` says otherwise.
-`explain`, called with the same arguments, says which and why.
+Every call gives what PyTorch's gives. One that a tuned variant serves (on dense tensors of one dtype, over a tuned number
+of columns, on a tuned device) runs that variant; any other is left to PyTorch's own function. Calls that record gradients
+are served, too, where the package holds the backward kernel and variants serve both passes. On a GPU the nearest variant is
+compiled for another number of columns when that is first met, unless `also_serve` says otherwise. `explain`, called with
+the same arguments, says which and why.
 
 `build` builds the native launcher (frontend.cpp), with which a call costs less than PyTorch's; without it, variants are
 launched from Python, which takes longer than a small kernel. It also makes the function an operator of PyTorch's
@@ -49,11 +50,7 @@ def layer_norm(
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """As torch.nn.LayerNorm: same constructor, parameters and state_dict.
-
-    Its parameters want gradients, so tuned variants run under torch.no_grad() or torch.inference_mode(), unless
-    `also_serve` says otherwise.
-    """
+    """As torch.nn.LayerNorm: same constructor, parameters and state_dict."""
 
     def forward(self, input: Tensor) -> Tensor:
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -82,8 +79,11 @@ def exact(
     return y + bias.double() if bias is not None else y
 
 
-def launch(call: Call, x: int, weight: int, bias: int, y: int, rstd: int, rows: int, cols: int, eps: float) -> bool:
-    return call(x, weight, bias, y, rows, cols, eps)
+def launch(
+    call: Call, x: int, weight: int, bias: int, y: int, mean: int, rstd: int, rows: int, cols: int, eps: float
+) -> bool:
+    residual = sums = 0
+    return call(x, residual, weight, bias, y, sums, mean, rstd, rows, cols, eps)
 
 
 def _use(call: Callable[..., Tensor | None] | None) -> None:
@@ -100,8 +100,8 @@ _NORM = Norm(
     _use,
     launch,
     bias=True,
-    options={},
-    saving="",
+    options={"residual": 0, "sum": 0, "mean": 0, "rstd": 0},
+    saving=("mean", "rstd"),
     default_eps=None,
     keeps_channels_last=False,
 )

@@ -1,8 +1,5 @@
 // rms_norm as Python and PyTorch's dispatcher call it: frontend.py in C++. See _shared/norm.h.
-//
-// Calls that record gradients are PyTorch's where no variant gives the statistic that the backward pass takes.
 #include <ATen/ops/rms_norm.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/version.h>
 
 #include <limits>
@@ -42,23 +39,6 @@ bool launch_backward(
     const void* residual = nullptr;
     return table.run(
         answer, problem, m.dy, m.x, m.weight, m.rstd, residual, m.dx, m.dweight, m.workspace[0], m.workspace[1], rows, cols);
-}
-
-// By PyTorch's own function of what was kept, which has derivatives of every order.
-Gradients torch_backward(const Saved& saved, const Tensor& gradient, std::array<bool, 3> wanted) {
-    const bool further = c10::GradMode::is_enabled();
-    const at::AutoGradMode recording(true);
-    const auto leaf = [&](const Tensor& t, bool asked) {
-        if (!t.defined()) return t;
-        return further ? t.view_as(t) : t.detach().requires_grad_(asked);  // a view: hooks of the tensor run in the outer pass
-    };
-    const Tensor input = leaf(saved.input, wanted[0]), weight = leaf(saved.weight, wanted[1]);
-    const Tensor output = at::rms_norm_symint(input, saved.shape, optional(weight), saved.eps);
-    torch::autograd::variable_list of;
-    if (wanted[0]) of.push_back(input);
-    if (wanted[1]) of.push_back(weight);
-    const auto found = torch::autograd::grad({output}, of, {gradient}, further, further);
-    return {wanted[0] ? found[0] : Tensor(), wanted[1] ? found.back() : Tensor(), Tensor()};
 }
 
 // Which precision PyTorch's autocast has it in differs from version to version.

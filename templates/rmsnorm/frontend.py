@@ -76,7 +76,9 @@ def served(
     return _NORM.served(table, input, normalized_shape, weight, None, eps)
 
 
-def launch(call: Call, x: int, weight: int, bias: int, y: int, rstd: int, rows: int, cols: int, eps: float) -> bool:
+def launch(
+    call: Call, x: int, weight: int, bias: int, y: int, mean: int, rstd: int, rows: int, cols: int, eps: float
+) -> bool:
     residual = sums = 0
     return call(x, residual, weight, y, sums, rstd, rows, cols, eps)
 
@@ -96,7 +98,7 @@ _NORM = Norm(
     launch,
     bias=False,
     options={"residual": 0, "sum": 0, "rstd": 0},
-    saving="rstd",
+    saving=("rstd",),
     default_eps=_DEFAULT_EPS,
     keeps_channels_last=True,
 )

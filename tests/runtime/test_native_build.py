@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from evo.export import find_exporter
 from tests.export.exports import request_for
-from tests.runtime.conftest import Importer, python, told
+from tests.runtime.conftest import Importer, python, qkv, told
 
 pytestmark = pytest.mark.slow
 
@@ -94,14 +94,15 @@ def test_what_keeps_it_from_being_built_is_said(copy_of: Path, use: Importer, ca
     assert "this package has none" in refused(module, cache)
 
 
-def test_copies_of_a_package_live_side_by_side(native: ModuleType, exported: Path, natively: Importer) -> None:
+def test_copies_of_a_package_live_side_by_side(
+    native_attention: ModuleType, exported_attention: Path, natively: Importer
+) -> None:
     """One library for both, an operator for each, and settings of its own."""
-    other = natively(exported)
-    assert native.frontend.NATIVE.operator is not other.frontend.NATIVE.operator
-    x = torch.randn(3, 96, requires_grad=True)
+    other, args = natively(exported_attention), [t.requires_grad_() for t in qkv(64)]
+    assert native_attention.frontend.NATIVE.operator is not other.frontend.NATIVE.operator
     other.also_serve(gradients=True)
-    assert other.explain(x, (96,)).startswith("variant")
-    assert native.explain(x, (96,)).startswith("PyTorch")
+    assert other.explain(*args).startswith("variant")
+    assert native_attention.explain(*args).startswith("PyTorch")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -5,32 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
 from evo.errors import UsageError
 from evo.export import find_exporter
 from tests.export.exports import request_for
-from tests.runtime.conftest import Importer
+from tests.runtime.conftest import Importer, is_of, layer, own, theirs
 
 pytestmark = pytest.mark.slow
 
 SIZES = "rows=64,cols=96,dtype=float32"
+STATISTICS = {"rmsnorm": "rstd=true", "layernorm": "mean=true,rstd=true"}
 SHAPES = [((64, 96), (96,)), ((3, 7, 96), (96,)), ((5, 4, 24), (4, 24)), ((96,), (96,))]
 
 
-def export(out: Path, sizes: str, kernel: str = "rmsnorm") -> Path:
+def export(out: Path, sizes: str, kernel: str) -> Path:
     parts = [request_for("cpu", "native", out, sizes, kernel=kernel)]
     parts.append(request_for("cpu", "native", out, SIZES, kernel=f"{kernel}_backward"))
     find_exporter("module").export(*parts)
     return out
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory, natively: Importer, raced: object) -> ModuleType:
-    found = natively(export(tmp_path_factory.mktemp("trained") / "trained_rmsnorm", f"{SIZES},rstd=true"))
+@pytest.fixture(scope="module", params=list(STATISTICS))
+def loaded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, natively: Importer, raced: object
+) -> ModuleType:
+    kernel = str(request.param)
+    out = tmp_path_factory.mktemp("trained") / f"trained_{kernel}"
+    found = natively(export(out, f"{SIZES},{STATISTICS[kernel]}", kernel))
     found.backward.also_serve(measure=False)
     return found
 
@@ -60,79 +65,95 @@ def launches(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     return count
 
 
-def arguments(shape: tuple[int, ...], normalized: tuple[int, ...], weight: bool = True) -> list[torch.Tensor]:
+def arguments(
+    module: ModuleType, shape: tuple[int, ...] = (6, 96), normalized: tuple[int, ...] = (96,), affine: bool = True
+) -> tuple[Any, ...]:
+    """Of a call that records the gradients of all its tensors."""
     x = torch.randn(shape) * (1 + torch.rand(*shape[:1], *(1 for _ in shape[1:]))) + 1
-    made = [x, *([torch.randn(normalized) + 1] if weight else [])]
-    return [t.requires_grad_() for t in made]
+    vectors = [torch.randn(normalized) + 1 for _ in range(2 if is_of("layernorm", module) else 1)]
+    weights = [t.requires_grad_() for t in vectors] if affine else [None for _ in vectors]
+    return x.requires_grad_(), normalized, *weights, 1e-5
+
+
+def leaves_of(call: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [t for t in call if isinstance(t, torch.Tensor)]
 
 
 @pytest.mark.parametrize(("shape", "normalized"), SHAPES, ids=str)
-@pytest.mark.parametrize("weight", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
 def test_gradients_are_pytorchs_and_by_variants(
-    module: ModuleType, launches: Callable[[], int], shape: tuple[int, ...], normalized: tuple[int, ...], weight: bool
+    module: ModuleType, launches: Callable[[], int], shape: tuple[int, ...], normalized: tuple[int, ...], affine: bool
 ) -> None:
-    leaves = arguments(shape, normalized, weight)
-    x, *rest = leaves
-    call = (x, normalized, *(rest or [None]), 1e-5)
+    call = arguments(module, shape, normalized, affine)
+    leaves = leaves_of(call)
     assert module.explain(*call).startswith("variant")
-    result, expected = module.rms_norm(*call), functional.rms_norm(*call)
+    result, expected = own(module)(*call), theirs(module)(*call)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
     upstream = torch.randn_like(expected)
     found = [torch.autograd.grad(y, leaves, upstream) for y in (result, expected)]
-    for own, torchs in zip(*found, strict=True):
-        assert own.shape == torchs.shape
-        torch.testing.assert_close(own, torchs, rtol=1e-4, atol=1e-4)
+    for ours, torchs in zip(*found, strict=True):
+        assert ours.shape == torchs.shape
+        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
     assert launches() == 1
 
 
 def test_gradients_of_gradients_are_pytorchs(module: ModuleType) -> None:
-    leaves = arguments((6, 96), (96,))
-    found = []
-    for function in (module.rms_norm, functional.rms_norm):
-        first = torch.autograd.grad(function(*leaves[:1], (96,), leaves[1], 1e-5).square().sum(), leaves, create_graph=True)
+    call, found = arguments(module), []
+    leaves = leaves_of(call)
+    for function in (own(module), theirs(module)):
+        first = torch.autograd.grad(function(*call).square().sum(), leaves, create_graph=True)
         found.append(torch.autograd.grad(sum(t.square().sum() for t in first), leaves))
-    for own, torchs in zip(*found, strict=True):
-        torch.testing.assert_close(own, torchs, rtol=1e-4, atol=1e-3)
+    for ours, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-3)
 
 
 def test_hooks_run_once_where_gradients_are_recorded(module: ModuleType) -> None:
     found = []
-    for function in (module.rms_norm, functional.rms_norm):
+    for function in (own(module), theirs(module)):
         torch.manual_seed(1)
-        leaves, calls = arguments((6, 96), (96,)), []
+        call, calls = arguments(module), []
+        leaves = leaves_of(call)
         for leaf in leaves:
             leaf.register_hook(lambda g, calls=calls: (calls.append(1), 2 * g)[1])
-        result = function(leaves[0], (96,), leaves[1], 1e-5).square().sum()
-        found.append(torch.autograd.grad(result, leaves, create_graph=True))
-        assert len(calls) == 2
-    for own, torchs in zip(*found, strict=True):
-        torch.testing.assert_close(own, torchs, rtol=1e-4, atol=1e-4)
+        found.append(torch.autograd.grad(function(*call).square().sum(), leaves, create_graph=True))
+        assert len(calls) == len(leaves)
+    for ours, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
 
 
 def test_a_frozen_weight_or_input_has_no_gradient(module: ModuleType, launches: Callable[[], int]) -> None:
-    x, weight = arguments((6, 96), (96,))
-    for frozen, asked in ((weight, 1), (x, 0)):  # where no gradient of the input is wanted, PyTorch does both passes
-        x.requires_grad_()
-        weight.requires_grad_()
-        frozen.requires_grad_(False)
-        x.grad = weight.grad = None
-        module.rms_norm(x, (96,), weight, 1e-5).square().sum().backward()
-        wanted = weight if frozen is x else x
-        (expected,) = torch.autograd.grad(functional.rms_norm(x, (96,), weight, 1e-5).square().sum(), wanted)
+    call = arguments(module)
+    leaves = leaves_of(call)
+    for frozen in leaves:
+        for leaf in leaves:
+            leaf.requires_grad_(leaf is not frozen)
+            leaf.grad = None
+        own(module)(*call).square().sum().backward()
+        wanted = [leaf for leaf in leaves if leaf is not frozen]
+        expected = torch.autograd.grad(theirs(module)(*call).square().sum(), wanted)
         assert frozen.grad is None
-        torch.testing.assert_close(wanted.grad, expected, rtol=1e-4, atol=1e-4)
-        assert launches() == asked
+        for leaf, torchs in zip(wanted, expected, strict=True):
+            torch.testing.assert_close(leaf.grad, torchs, rtol=1e-4, atol=1e-4)
+        assert launches() == int(frozen is not leaves[0])  # where none of the input is wanted, PyTorch does both passes
+
+
+def test_gradients_of_some_of_what_was_recorded_are_pytorchs(module: ModuleType) -> None:
+    call = arguments(module)
+    for leaf in leaves_of(call):
+        found = [torch.autograd.grad(f(*call).square().sum(), leaf)[0] for f in (own(module), theirs(module))]
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_learns_as_with_pytorchs(module: ModuleType, launches: Callable[[], int]) -> None:
-    losses = []
+    norm, losses = layer(module).__base__, []
+    assert norm is not None
     for patched in (False, True):
         torch.manual_seed(3)
-        model = torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.RMSNorm(96), torch.nn.Linear(96, 1))
+        model = torch.nn.Sequential(torch.nn.Linear(96, 96), norm(96), torch.nn.Linear(96, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         if patched:
             module.patch(model)
-            assert type(model[1]) is module.RMSNorm
+            assert type(model[1]) is layer(module)
         losses.append([])
         for _ in range(20):
             x = torch.randn(32, 96)
@@ -146,34 +167,36 @@ def test_a_model_learns_as_with_pytorchs(module: ModuleType, launches: Callable[
 
 
 def test_it_can_be_turned_off(module: ModuleType) -> None:
-    leaves = arguments((6, 96), (96,))
     module.also_serve(gradients=False)
-    assert "gradients are being recorded" in module.explain(leaves[0], (96,), leaves[1], 1e-5)
+    assert "gradients are being recorded" in module.explain(*arguments(module))
 
 
 def test_calls_that_record_nothing_are_served_where_all_variants_give_statistics(module: ModuleType) -> None:
     with torch.no_grad():
-        x, weight = arguments((6, 96), (96,))
-        assert module.explain(x, (96,), weight, 1e-5).startswith("variant")
-        expected = functional.rms_norm(x, (96,), weight, 1e-5)
-        torch.testing.assert_close(module.rms_norm(x, (96,), weight, 1e-5), expected, rtol=1e-5, atol=1e-5)
+        call = arguments(module)
+        assert module.explain(*call).startswith("variant")
+        expected = theirs(module)(*call)
+        torch.testing.assert_close(own(module)(*call), expected, rtol=1e-5, atol=1e-5)
+        found = module.frontend.served(module.frontend.DISPATCH, *call)  # by the Python launcher
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_package_within_is_one_of_its_own(module: ModuleType) -> None:
-    backward, (x, weight) = module.backward, arguments((6, 96), (96,))
-    x, weight, dy = x.detach(), weight.detach(), torch.randn(6, 96)
-    rstd = (x.square().mean(1) + 1e-5).rsqrt()
-    call = dy, x, (96,), rstd, weight, [True, True]
+    backward, (x, weight, *bias) = module.backward, (t.detach() for t in leaves_of(arguments(module)))
+    mean = x.mean(1) if bias else x.new_zeros(6)
+    rstd = ((x - mean[:, None]).square().mean(1) + 1e-5).rsqrt()
+    statistics = (mean, rstd) if bias else (rstd,)
+    call = torch.randn(6, 96), x, (96,), *statistics, weight, *bias, [True, True, *(True for _ in bias)]
     assert backward.explain(*call).startswith("variant")
-    for own, exact in zip(backward.rms_norm_backward(*call), backward.frontend.exact(*call), strict=True):
-        torch.testing.assert_close(own.double(), exact, rtol=1e-4, atol=1e-4)
+    for found, exact in zip(backward.frontend.SUBJECT(*call), backward.frontend.exact(*call), strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("forward", "said"),
     [
         ("rmsnorm", "rmsnorm_backward takes rstd, which none of .* of rmsnorm gives: search it for .* with rstd=true, too"),
-        ("layernorm", "layernorm_backward takes mean and rstd, which none of .* of layernorm gives: export it alone"),
+        ("layernorm", "takes mean and rstd, which none of .* gives: search it for .* with mean=true,rstd=true, too"),
     ],
 )
 def test_a_backward_without_its_forwards_outputs_is_refused(tmp_path: Path, forward: str, said: str) -> None:

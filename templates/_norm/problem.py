@@ -1,0 +1,117 @@
+"""The problem of the forward kernels of the norms, of which LayerNorm's is `centred` and RMSNorm's is not.
+
+Per row, y = (x - mean) * rstd * weight + bias, with rstd = 1 / sqrt(mean of (x - mean)^2 + eps). RMSNorm: mean = 0, no bias.
+
+Layout: x, residual, y and sum are rows x cols, contiguous, of one dtype with weight and bias (cols each, both optional);
+statistics are float32. Options, off at first: residual, a tensor that is added to x, whose sum, rounded to the dtype, takes
+the place of x; sum, that sum as a second output; mean and rstd, float32 [rows], what a backward takes.
+The CUDA template is specialised for the number of columns and these options, the CPU template for the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from evo.problem.kernel import DATA, Argument, Baseline, Case, Dimension, Kernel, LaunchPlan, Limits, Tensors, Workload
+from evo.problem.space import Space, Value
+
+from . import cpu_space, cuda_shape, cuda_space
+
+if TYPE_CHECKING:
+    import torch
+
+
+def norm(name: str, title: str, *, centred: bool) -> Kernel:
+    function = "layer_norm" if centred else "rms_norm"
+    saved = ("mean", "rstd") if centred else ("rstd",)
+    vectors = ("weight", "bias") if centred else ("weight",)
+    extras = ("residual", "sum", *saved)
+
+    def torchs(inputs: Tensors, workload: Workload) -> torch.Tensor:
+        import torch
+
+        given = [inputs[n] for n in vectors]
+        eps = float(workload.option("eps"))
+        return getattr(torch.nn.functional, function)(_normalised(inputs, workload), (workload.dim("cols"),), *given, eps)
+
+    derived = Kernel(
+        name=name,
+        title=title,
+        dimensions=(Dimension(name="rows", low=0, high=2**31 - 1), Dimension(name="cols", low=1, high=65_536)),
+        dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32", "bfloat16")},
+        options={**dict.fromkeys(vectors, True), **dict.fromkeys(extras, False), "eps": 1e-5 if centred else 1e-6},
+        option_min={"eps": 0.0},
+        compile_time_dims={"cuda": ("cols", *extras), "cpu": extras},
+        arguments=(
+            Argument(name="x", kind="input", shape=("rows", "cols")),
+            Argument(name="residual", kind="input", shape=("rows", "cols"), optional=True),
+            *(Argument(name=n, kind="input", shape=("cols",), optional=True) for n in vectors),
+            Argument(name="y", kind="output", shape=("rows", "cols")),
+            Argument(name="sum", kind="output", shape=("rows", "cols"), optional=True),
+            *(Argument(name=n, kind="output", dtype="float32", shape=("rows",), optional=True) for n in saved),
+        ),
+        reference=_reference,
+        data=(*DATA, "tight", "denormal", "needle", "permuted"),
+        baselines=(Baseline(name="torch", role="reference", call=torchs),),
+        workloads={
+            "cuda": ("rows=4096,cols=4096,dtype=float16",),
+            "cpu": ("rows=4096,cols=1024,dtype=float32", "rows=4096,cols=1024,dtype=bfloat16"),
+        },
+        space=_space,
+        plan=_plan,
+        inactive={"cuda": cuda_shape.INACTIVE, "cpu": cpu_space.INACTIVE},
+        compile_flags=_compile_flags,
+        validate=lambda w: "sum needs residual" if w.option("sum") and not w.option("residual") else "",
+        replaces=f"torch.nn.functional.{function}",
+    )
+    return replace(derived, cases=lambda target, workload: [*derived.cases(target, workload), *_cases(target, workload)])
+
+
+def _normalised(inputs: Tensors, workload: Workload) -> torch.Tensor:
+    """What the statistics are of."""
+    import torch
+
+    x, residual = inputs["x"], inputs["residual"]
+    assert x is not None
+    return x if residual is None else (x + residual).to(getattr(torch, workload.dtype))
+
+
+def _reference(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
+    x, weight = _normalised(inputs, workload).double(), inputs["weight"]
+    mean = x.mean(dim=1, keepdim=True) if "bias" in inputs else x.new_zeros(())
+    centred = x - mean
+    rstd = (centred.square().mean(dim=1, keepdim=True) + float(workload.option("eps"))).rsqrt()
+    y = centred * rstd * (1 if weight is None else weight)
+    bias = inputs.get("bias")
+    found = {"y": y if bias is None else y + bias, "sum": x, "rstd": rstd[:, 0]}
+    if "bias" in inputs:  # of a row with Inf it is NaN, as PyTorch's
+        found["mean"] = mean.where(~rstd.isnan(), rstd)[:, 0]
+    return found
+
+
+def _cases(target: str, workload: Workload) -> list[Case]:
+    """Further ones: rows that are lost where denormal numbers are zero; rows of several blocks; more rows than a persistent
+    grid takes at once, and no whole number of its steps."""
+    rows, cols, eps = workload.dim("rows"), workload.dim("cols"), workload.option("eps")
+    many = min(65_539, max(523, (9 << 20) // cols | 1))
+    further = [("denormal", 3, cols, 1e-12), ("normal", many, cols, eps) if target == "cuda" else ("needle", 3, 4097, eps)]
+    found = []
+    for data, rows, cols, eps in further:
+        problem = Workload.of({"rows": rows, "cols": cols}, workload.dtype, {**dict(workload.options), "eps": eps})
+        found.append(Case(f"{data} {rows}x{cols} eps={eps}", problem, data))
+    return found
+
+
+def _space(target: str, workload: Workload, limits: Limits) -> Space:
+    return (cuda_space if target == "cuda" else cpu_space).space(workload, limits)
+
+
+def _plan(target: str, point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
+    return cuda_shape.plan(point, workload) if target == "cuda" else LaunchPlan(threads=1)
+
+
+def _compile_flags(target: str, point: Mapping[str, Value]) -> tuple[str, ...]:
+    """The CPU template spells its vectors out: what the compiler adds costs compile time and registers."""
+    return ("-fno-tree-vectorize", "-fno-tree-slp-vectorize") if target == "cpu" else ()
