@@ -27,7 +27,7 @@ __device__ __forceinline__ float reciprocal_std(float var, float eps) {
 // may start at any element. A compact two-pass loop, element by element. In the other kernel even an untaken branch costs
 // a launch of 2 us 4% of its time: its code lies in the way of the instruction fetch.
 extern "C" __global__ void __launch_bounds__(TPR * GROUPS)
-layernorm_unaligned(const T* x, const T* weight, const T* bias, T* y, long long rows, long long cols, float eps) {
+layernorm_unaligned(const T* x, const T* residual, const T* weight, const T* bias, T* y, T* sum, float* saved_mean, float* saved_rstd, long long rows, long long cols, float eps) {
     using Element = packet<sizeof(T)>;
     using Threads = row_group<TPR, GROUPS, 1, across_warps::shuffle>;
     __shared__ Threads::Scratch scratch;
@@ -35,7 +35,7 @@ layernorm_unaligned(const T* x, const T* weight, const T* bias, T* y, long long 
     #pragma unroll 1
     for (long long row = (long long)blockIdx.x * GROUPS + group.group; row < rows; row += (long long)gridDim.x * GROUPS) {
         const T* const x_row = x + row * COLS;
-        auto x_at = [&](int c) { Element e; load_x::into(e, x_row + c); return widen<T>(e.word[0], false); };
+        auto x_at = [&](int c) { packet<sizeof(T)> e; load_x::into(e, x_row + c); return widen<T>(e.word[0], false); };
         sum1 s = {0.f};
         #pragma unroll 1
         for (int c = group.thread; c < COLS; c += TPR) s.a += x_at(c);
@@ -57,7 +57,7 @@ layernorm_unaligned(const T* x, const T* weight, const T* bias, T* y, long long 
 }
 
 extern "C" __global__ void __launch_bounds__(TPR * GROUPS, 6)
-layernorm(const T* x, const T* weight, const T* bias, T* y, long long rows, long long cols, float eps) {
+layernorm(const T* x, const T* residual, const T* weight, const T* bias, T* y, T* sum, float* saved_mean, float* saved_rstd, long long rows, long long cols, float eps) {
     __shared__ Group::Scratch scratch;
     Group group = {scratch, 0, (int)threadIdx.x, 0};
     const int thread = group.thread;
@@ -115,6 +115,7 @@ layernorm(const T* x, const T* weight, const T* bias, T* y, long long rows, long
         #pragma unroll
         for (int it = 0; it < OWN_ITERS; ++it) if ((OWN % TPR == 0 || it * TPR + thread < OWN)) {
             float v[VEC]; unpack<T>(row_packed[it], v);
+
             float scale[VEC], offset[VEC];
             unpack<T>(w[it], scale); unpack<T>(b[it], offset);
             float result[VEC];

@@ -117,7 +117,7 @@ def test_on_a_gpu_its_own_architectures_figures_count(
     request = request_for("cuda", "sm_90", out, "rows=64,cols=1024,dtype=float16")
     EXPORTER.export(replace(request, builds=("sm_90", "sm_89")))
     edit_manifest(out, timed(SLOWER, device="another GPU"))
-    dispatch, key = use(out).frontend.DISPATCH, (0, torch.float16, 64, 1024)
+    dispatch, key = use(out).frontend.DISPATCH, (0, torch.float16, 64, 1024, 0, 0, 0, 0)
     for capability, left in (((9, 0), True), ((8, 9), False), ((8, 6), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=0, found=capability: found)
         for asked in (False, True):
