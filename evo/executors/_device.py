@@ -7,6 +7,7 @@ where it is timed. Only a fault that the device itself names is the candidate's 
 
 from __future__ import annotations
 
+import gc
 import signal
 import statistics
 import time
@@ -36,6 +37,9 @@ _READY_S = 600.0
 """For making the data that candidates are judged with, which no candidate takes part in."""
 
 _UNLIMITED = 1 << 60
+
+_ROOM = 3
+"""Times a workload's data, for what is made besides: results of baselines that a sample keeps, those of contenders."""
 
 _PROBE_ELEMENTS = 1 << 16
 
@@ -313,6 +317,8 @@ class _State:
     """What a candidate may take beyond twice its data, where its memory is limited."""
     used: bool = False
     """A candidate has run in it."""
+    harnesses: dict[TaskData, TimingHarness] = field(default_factory=dict)
+    """That used last comes last."""
     ready: dict[TaskData, set[str]] = field(default_factory=dict)
     """For which of "gate" and "timing" there are data."""
 
@@ -338,11 +344,23 @@ def session() -> Session:
     return find_target(_state.target).open()
 
 
-@cache
 def _harness(data: TaskData) -> TimingHarness:
+    """Kept, with its data, as long as there is memory for those of others: a run may have more workloads than fit."""
+    from evo.measure.buffers import free_bytes
     from evo.measure.harness import TimingHarness
 
-    return TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed)
+    known = _state.harnesses
+    if data in known:
+        known[data] = known.pop(data)
+        return known[data]
+    made = TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed)
+    while known and free_bytes(session().device) < _ROOM * made.held_bytes:
+        oldest = next(iter(known))
+        _state.ready.pop(oldest, None)
+        del known[oldest]
+        gc.collect()  # its parts refer to each other
+    known[data] = made
+    return made
 
 
 def open_device() -> None:

@@ -373,7 +373,7 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tup
     found = []
     for argument in kernel.outputs(workload):
         dtype = workload.dtype if argument.dtype == "problem" else argument.dtype
-        tolerance = astuple(kernel.own_tolerance(workload) or kernel.tolerance[dtype])
+        tolerance = astuple(kernel.own_tolerance(workload, argument.name) or kernel.tolerance[dtype])
         reference, torchs = references[argument.name], own.get(argument.name)
         found.append(expected(argument.name, reference, torchs, getattr(torch, dtype), tolerance))
     return tuple(found)

@@ -256,18 +256,32 @@ class TimingHarness:
     @cached_property
     def set_count(self) -> int:
         """Raises UsageError if two sets, and the reference of one, do not fit the memory that is free."""
-        set_bytes = self.kernel.cost(self._workload).bytes
-        memory = free = free_bytes(self._session.device)
-        if self._session.device.type == "cuda":
-            memory = torch.cuda.mem_get_info(self._session.device)[1]
-        elements = sum(prod(self._workload.dim(d) for d in a.shape) for a in self.kernel.outputs(self._workload))
-        needed = 3 * set_bytes + _REFERENCE_BYTES * elements
+        needed, free = 3 * self._set_bytes + self._reference_bytes, free_bytes(self._session.device)
         if needed > free:
             raise UsageError(
                 f"workload {self._workload.key} needs {needed / 2**30:.1f} GiB to be gated and timed, and"
                 f" {free / 2**30:.1f} GiB are free on {self._session.info.name}; choose a smaller one"
             )
-        return sets_for(set_bytes, self._session.limits.cache_bytes, memory, _WALK_BYTES[self._shares_cores])
+        return self._sets(free)
+
+    def _sets(self, free: int) -> int:
+        device, walk = self._session.device, _WALK_BYTES[self._shares_cores]
+        memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else free
+        return sets_for(self._set_bytes, self._session.limits.cache_bytes, memory, walk)
+
+    @property
+    def _set_bytes(self) -> int:
+        return self.kernel.cost(self._workload).bytes
+
+    @property
+    def _reference_bytes(self) -> int:
+        elements = sum(prod(self._workload.dim(d) for d in a.shape) for a in self.kernel.outputs(self._workload))
+        return _REFERENCE_BYTES * elements
+
+    @property
+    def held_bytes(self) -> int:
+        """What its data take once they are made."""
+        return self._sets(free_bytes(self._session.device)) * self._set_bytes + self._reference_bytes
 
     @cached_property
     def data(self) -> TimedData:

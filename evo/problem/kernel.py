@@ -245,8 +245,8 @@ class Kernel:
     """By target: dimensions and options that are compile-time constants. Left out: none is."""
     tolerance: Mapping[str, Tolerance] = field(default_factory=lambda: TOLERANCE)
     """By dtype."""
-    own_tolerance: Callable[[Workload], Tolerance | None] = lambda workload: None
-    """For all outputs of a workload whose dtype alone does not say it."""
+    own_tolerance: Callable[[Workload, str], Tolerance | None] = lambda workload, output: None
+    """Of an output, by name, whose dtype alone does not say it."""
     inputs: Callable[[Workload, str, torch.Generator], Tensors] = _derived
     """(workload, data, generator): input tensors by name, in the workload's dtype, on the generator's device. Left out:
     `draw`."""
@@ -591,16 +591,24 @@ def _cost(kernel: Kernel, workload: Workload) -> Cost:
     return Cost(bytes=sum(width[a.dtype] * math.prod(_shape(a, workload)) for a in tensors), flops=0)
 
 
+_SMALL = 64
+"""Times in the largest input: one of fewer bytes is left out of a copy."""
+
+
 def _copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:
-    """Reads and writes as many bytes as the cost says, as far as the inputs go."""
+    """Reads and writes as many bytes as the cost says, as far as the large inputs go: a call for a small one costs more than
+    its bytes, and torch.cat copies bytes one by one."""
     import torch
 
     left, parts = kernel.cost(workload).bytes // 2, list[torch.Tensor]()
-    for tensor in filter(lambda t: t is not None, inputs.values()):
-        assert tensor is not None
+    largest = max(t.nbytes for t in inputs.values() if t is not None)
+    for tensor in (t for t in inputs.values() if t is not None and t.nbytes > largest // _SMALL):
         parts.append(tensor.flatten().view(torch.uint8)[:left])
         left -= len(parts[-1])
-    return parts[0].clone() if len(parts) == 1 else torch.cat(parts)
+    copy = parts[0].new_empty(sum(map(len, parts)))
+    for into, part in zip(copy.split([len(part) for part in parts]), parts, strict=True):
+        into.copy_(part)
+    return copy
 
 
 def kernel_digest(folder: Path) -> str:

@@ -302,7 +302,7 @@ KERNEL = Kernel(
         "bfloat16": Tolerance(atol=1.6e-2, rtol=1.6e-2),
         "float32": Tolerance(atol=5e-5, rtol=1e-5),
     },
-    own_tolerance=lambda problem: _HALF if problem.option("precision") == "half" else None,
+    own_tolerance=lambda problem, output: _HALF if problem.option("precision") == "half" else None,
     reference=_reference,
     same_dtype=_same_dtype,
     inputs=draw,

@@ -18,13 +18,15 @@ import pytest
 
 from evo.errors import DeviceError
 from evo.evaluation import Build, Evaluation, Status
-from evo.executors import ExecutorConfig, InFlight
+from evo.executors import ExecutorConfig, InFlight, _device
 from evo.executors._device import Device, Job, prepare_device
 from evo.executors._device import session as session_of_process
 from evo.executors._worker import Worker
 from evo.executors.local import LocalExecutor
-from evo.measure import Incumbent
+from evo.measure import Incumbent, TaskData, buffers
 from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
+from evo.search.run import check_workloads
 from evo.targets import find_target
 from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel
 
@@ -386,3 +388,16 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda *_: None)
     print("started", flush=True)
     _spin_for_ever(Path(sys.argv[1]), Path(sys.argv[2]))
+
+
+def test_data_of_workloads_that_memory_does_not_hold_together_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_device, "_state", _device._State(target="cpu"))
+    sizes = check_workloads(load_kernel("layernorm"), "cpu", ["rows=8,cols=8,dtype=float32", "rows=8,cols=9,dtype=float32"])
+    data = [TaskData(kernel="layernorm", target="cpu", workload=size) for size in sizes]
+    first, second = (_device._harness(d) for d in data)
+    assert _device._harness(data[0]) is first
+    monkeypatch.setattr(buffers, "free_bytes", lambda device: 0)
+    assert _device._harness(data[0]) is first
+    other = _device._harness(replace(data[0], seed=1))
+    assert list(_device._state.harnesses.values()) == [other]
+    assert _device._harness(data[1]) is not second

@@ -35,12 +35,12 @@ class Candidate:
         self.poisoned: list[bool] = []
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        x, weight, bias, y = values[:4]
+        x, _, weight, bias, y = values[:5]
         self.poisoned.append(bool(y.isnan().all()))
         beside = x.as_strided((1,), (1,), x.storage_offset() + x.numel()).item()
         self.calls.append((y.data_ptr(), tuple(x.shape), float(x.sum()), beside))
         wide = [t.double() if isinstance(t, torch.Tensor) else None for t in (x, weight, bias)]
-        y.copy_(torch.nn.functional.layer_norm(wide[0], x.shape[1:], wide[1], wide[2], float(values[6])))  # type: ignore[arg-type]
+        y.copy_(torch.nn.functional.layer_norm(wide[0], x.shape[1:], wide[1], wide[2], float(values[10])))  # type: ignore[arg-type]
         if self.mistake is not None:
             self.mistake(x, y, bias)  # type: ignore[arg-type]
 
