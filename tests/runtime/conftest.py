@@ -36,7 +36,7 @@ TRAINED = {"trained_rmsnorm": "rstd=true"}
 NORMS = ("rows=64,cols=96,dtype=float32", "rows=64,cols=1024,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
 
 
-def of(*packages: str) -> Any:
+def of(*packages: str) -> pytest.MarkDecorator:
     """For which packages a test is, where not for all of FUNCTIONS."""
     return pytest.mark.parametrize("module", packages, indirect=True)
 
