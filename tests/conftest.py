@@ -17,8 +17,10 @@ from evo.lineage.store import Store
 from evo.targets import find_target
 from tests.lineage.postgres import Server, start_server
 
-_DEAR_FIXTURES = {"verdicts", "searched", "folder", "module", "toy"}
+_DEAR_FIXTURES = {"verdicts", "searched", "folder", "module", "toy", "launcher", "loaded", "trained"}
 """Of a file: what takes half a minute to set up is set up once, not by every worker."""
+_APART = ("folder", "launcher", "loaded", "trained")
+"""Those that are set up anew for each of their parameters: a worker may have one."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,7 +37,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     for item in items:
         if _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            parts = [item.path.name, *(str(parameters[name]) for name in _APART if name in parameters)]
+            item.add_marker(pytest.mark.xdist_group("-".join(parts)))
     if not on_gpu:
         return
     try:

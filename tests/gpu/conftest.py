@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from evo.export import find_exporter
+from evo.export import ExportRequest, find_exporter
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Value
@@ -24,6 +24,8 @@ from tests.spaces import near
 __all__ = ["Launched", "_no_launcher_of_before", "agree", "export", "launched", "launchers", "natively", "use"]
 
 Launched = Callable[[Path, str], ModuleType]
+Items = Sequence[tuple[str, Mapping[str, Value]]]
+"""Workloads, and what is wanted of a point."""
 _serial = count()
 
 
@@ -32,8 +34,15 @@ def agree(own: torch.Tensor, torchs: torch.Tensor) -> None:
     torch.testing.assert_close(own, torchs, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def export(kernel: str, out: Path, items: Sequence[tuple[str, Mapping[str, Value]]]) -> Path:
-    """A package of the default point of the space for each workload, or of one near it with what is wanted."""
+def export(kernel: str, out: Path, items: Items, backward: Items = ()) -> Path:
+    """A package of the default point of the space for each workload, or of one near it with what is wanted. backward: of
+    the kernel of its gradients, for a package of both."""
+    parts = [_request(kernel, out, items), *([_request(f"{kernel}_backward", out, backward)] if backward else [])]
+    find_exporter("module").export(*parts)
+    return out
+
+
+def _request(kernel: str, out: Path, items: Items) -> ExportRequest:
     problem, target = load_kernel(kernel), find_target("cuda")
     arch = target.device().arch
     request = request_for("cuda", arch, out, *(text for text, _ in items), kernel=kernel)
@@ -41,8 +50,7 @@ def export(kernel: str, out: Path, items: Sequence[tuple[str, Mapping[str, Value
     for item, (_, wanted) in zip(request.items, items, strict=True):
         point = near(problem.space("cuda", item.workload, target.limits(arch)), wanted)
         found.append(replace(item, genome=Genome.of(point)))
-    find_exporter("module").export(replace(request, items=tuple(found)))
-    return out
+    return replace(request, items=tuple(found))
 
 
 @pytest.fixture(scope="session")

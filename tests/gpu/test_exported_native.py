@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from evo.problem.space import Value
 from tests.gpu.conftest import Launched, export
 from tests.runtime.conftest import fitting, flash_attentions_rule, is_norm, is_of, own, serve, theirs
 
@@ -158,3 +159,86 @@ def test_errors_with_masks_follow_flash_attentions_rule(loaded: ModuleType, addi
     module = importlib.import_module("evo.ready.attention") if shipped else loaded
     module.also_serve(measure=False, slower=True)
     flash_attentions_rule(module, torch.float16, torch.device("cuda", 0), additive=additive)
+
+
+# -- a forward with its backward ----------------------------------------------------------------------------------
+
+DTYPES = (torch.float16, torch.float32)
+
+
+@pytest.fixture(scope="module", params=["launch", "last_block"])
+def trained(request: pytest.FixtureRequest, launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """Its sums over the rows are finished by a second launch, or by the block that ends last."""
+    texts = [f"rows=4096,cols=1024,dtype={str(dtype).removeprefix('torch.')}" for dtype in DTYPES]
+    forward = [(f"{text},rstd=true", dict[str, Value]()) for text in texts]
+    backward = [(text, {"finish": str(request.param)}) for text in texts]
+    out = tmp_path_factory.mktemp("export") / f"rmsnorm_trained_by_{request.param}"
+    return launched(export("rmsnorm", out, forward, backward), "native")
+
+
+def step(module: ModuleType, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The result and the gradients of a call that variants serve in both passes."""
+    args = x, (1024,), weight, 1e-5
+    assert module.explain(*args).endswith("native launcher"), module.explain(*args)
+    result = module.rms_norm(*args)
+    return result.detach(), *torch.autograd.grad(result, (x, weight), dy)
+
+
+def drawn(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    x, weight, dy = (torch.randn(shape, device="cuda", dtype=dtype) for shape in ((rows, 1024), 1024, (rows, 1024)))
+    return x.requires_grad_(), weight.requires_grad_(), dy
+
+
+def check(
+    module: ModuleType, found: tuple[torch.Tensor, ...], x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
+) -> None:
+    """Errors of the gradients are at most twice PyTorch's, which in float32 may be those of any order of summation."""
+    result, *own = found
+    close(result, theirs(module)(x, (1024,), weight, 1e-5).detach())
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    exact = torch.autograd.grad(theirs(module)(wide[0], (1024,), wide[1], 1e-5), wide, dy.double())
+    rstd = (wide[0].detach().square().mean(1, keepdim=True) + 1e-5).rsqrt().float()
+    pytorchs = module.backward.frontend.comparable(dy, x.detach(), (1024,), rstd, weight.detach(), [True, True])
+    for gradients in zip(own, pytorchs, exact, strict=True):
+        error, its = ((t.double() - gradients[2]).abs().max().item() for t in gradients[:2])
+        assert error <= 2 * its
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 70, 4099])
+def test_gradients_by_a_backward_are_within_twice_pytorchs_errors(
+    trained: ModuleType, rows: int, dtype: torch.dtype
+) -> None:
+    tensors = drawn(rows, dtype)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = step(trained, *tensors)
+    assert not {event.name for event in profile.events()} & {"aten::rms_norm", "aten::_fused_rms_norm"}
+    check(trained, found, *tensors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_captured_step_reads_what_is_there_at_each_replay(trained: ModuleType, dtype: torch.dtype) -> None:
+    tensors, side = drawn(4099, dtype), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(trained, *tensors)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(trained, *tensors)
+    for _ in range(3):
+        for t in tensors:
+            t.detach().copy_(torch.randn_like(t))
+        for t in found:
+            t.fill_(torch.nan)
+        graph.replay()
+        check(trained, found, *tensors)
+        assert all(torch.equal(a, b) for a, b in zip(found, step(trained, *tensors), strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_by_a_backward_repeat_to_the_last_bit(trained: ModuleType, dtype: torch.dtype) -> None:
+    tensors = drawn(4099, dtype)
+    first = step(trained, *tensors)
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(step(trained, *tensors), first, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -83,19 +83,25 @@ OUT_OF_STEP: list[dict[str, Value]] = [
 FEW_KEYS = "batch=1,heads=2,kv_heads=1,q_len=700,kv_len=300,head_dim=64,dtype=float16,causal=true"  # rows that see none
 
 
-def check_attention(wanted: dict[str, Value], sizes: Sequence[str], cache: Path) -> None:
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
+    """One for all points: its processes take longer to start than most points to check."""
+    with closing(LocalExecutor("cuda", ExecutorConfig(builders=1, cache_dir=tmp_path_factory.mktemp("cache")))) as opened:
+        yield opened
+
+
+def check_attention(wanted: dict[str, Value], sizes: Sequence[str], executor: LocalExecutor) -> None:
     """Gates the default with these values, those left out that this GPU does not have, and its neighbours."""
     kernel, target = load_kernel("attention"), find_target("cuda")
     arch = target.device().arch
-    with closing(LocalExecutor("cuda", ExecutorConfig(builders=1, cache_dir=cache))) as executor:
-        for workload in (kernel.workload("cuda", size) for size in sizes):
-            space = kernel.space("cuda", workload, target.limits(arch))
-            point = space.complete({**space.default, **{n: v for n, v in wanted.items() if n in space.by_name}})
-            if space.violations(point):
-                pytest.skip(f"not legal here: {'; '.join(space.violations(point))}")
-            task = TaskExecutor(executor=executor, kernel="attention", target="cuda", arch=arch, workload=workload, seed=1)
-            trials = check_candidate(task, Genome.of(point), gate=True)
-            assert all(t.passed for t in trials), [(t.workload.key, t.build.log, t.measurement) for t in trials]
+    for workload in (kernel.workload("cuda", size) for size in sizes):
+        space = kernel.space("cuda", workload, target.limits(arch))
+        point = space.complete({**space.default, **{n: v for n, v in wanted.items() if n in space.by_name}})
+        if space.violations(point):
+            pytest.skip(f"not legal here: {'; '.join(space.violations(point))}")
+        task = TaskExecutor(executor=executor, kernel="attention", target="cuda", arch=arch, workload=workload, seed=1)
+        trials = check_candidate(task, Genome.of(point), gate=True)
+        assert all(t.passed for t in trials), [(t.workload.key, t.build.log, t.measurement) for t in trials]
 
 
 FEW = {"warps_m": 1, "block_n": 64, "k_stages": 2, "v_stages": 2}
@@ -109,13 +115,13 @@ HEADS_A_TILE: list[dict[str, Value]] = [
 
 
 @pytest.mark.parametrize("wanted", HEADS_A_TILE, ids=str)
-def test_attention_with_heads_that_share_a_tile_passes_the_gate(wanted: dict[str, Value], tmp_path: Path) -> None:
-    check_attention(wanted, [GROUPS, GROUPS.replace("q_len=3", "q_len=40").replace("true", "false")], tmp_path)
+def test_attention_with_heads_that_share_a_tile_passes_the_gate(wanted: dict[str, Value], executor: LocalExecutor) -> None:
+    check_attention(wanted, [GROUPS, GROUPS.replace("q_len=3", "q_len=40").replace("true", "false")], executor)
 
 
 @pytest.mark.parametrize("wanted", OUT_OF_STEP, ids=str)
-def test_attention_with_warps_out_of_step_passes_the_gate(wanted: dict[str, Value], tmp_path: Path) -> None:
-    check_attention(wanted, [WORKLOADS["attention"], FEW_KEYS, FEW_KEYS.replace("q_len=700", "q_len=1")], tmp_path)
+def test_attention_with_warps_out_of_step_passes_the_gate(wanted: dict[str, Value], executor: LocalExecutor) -> None:
+    check_attention(wanted, [WORKLOADS["attention"], FEW_KEYS, FEW_KEYS.replace("q_len=700", "q_len=1")], executor)
 
 
 WARPS = [(2, 1), (2, 2), (2, 4), (2, 8), (4, 1), (4, 2), (4, 4), (8, 1), (8, 2)]
@@ -130,9 +136,9 @@ BOTH_ENDS: list[dict[str, Value]] = [
 
 
 @pytest.mark.parametrize("wanted", BOTH_ENDS, ids=str)
-def test_attention_with_rows_of_both_ends_passes_the_gate(wanted: dict[str, Value], tmp_path: Path) -> None:
+def test_attention_with_rows_of_both_ends_passes_the_gate(wanted: dict[str, Value], executor: LocalExecutor) -> None:
     sizes = [FEW_KEYS.replace("q_len=700,kv_len=300", f"q_len={q},kv_len={kv}") for q, kv in LENGTHS]
-    check_attention(wanted, sizes, tmp_path)
+    check_attention(wanted, sizes, executor)
 
 
 def test_every_peer_that_runs_here_can_be_raced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

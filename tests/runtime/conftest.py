@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import shutil
@@ -30,7 +31,14 @@ FUNCTIONS = {
     "attention": "scaled_dot_product_attention",
 }
 """Of PyTorch, by kernel."""
+TRAINED = {"trained_rmsnorm": "rstd=true"}
+"""Packages of a norm and its backward, with the options by which the forward gives what the backward takes."""
 NORMS = ("rows=64,cols=96,dtype=float32", "rows=64,cols=1024,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
+
+
+def of(*packages: str) -> pytest.MarkDecorator:
+    """For which packages a test is, where not for all of FUNCTIONS."""
+    return pytest.mark.parametrize("module", packages, indirect=True)
 
 
 def name_of(module: ModuleType) -> str:
@@ -51,6 +59,10 @@ def theirs(module: ModuleType) -> Any:
 
 def is_of(kernel: str, module: ModuleType) -> bool:
     return name_of(module) == FUNCTIONS[kernel]
+
+
+def is_trained(module: ModuleType) -> bool:
+    return hasattr(module, "backward")
 
 
 def is_norm(module: ModuleType) -> bool:
@@ -300,6 +312,34 @@ def native_attention(exported_attention: Path, natively: Importer, raced: object
 @pytest.fixture(scope="session")
 def native_softmax(exported_softmax: Path, natively: Importer) -> ModuleType:
     return natively(exported_softmax)
+
+
+@pytest.fixture(scope="session")
+def trained(natively: Importer, raced: object, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModuleType]:
+    """Packages of TRAINED for this CPU, tuned as the forward alone; the backward in float32. Launchers are the forward's."""
+
+    @functools.cache
+    def load(name: str) -> ModuleType:
+        out, kernel = tmp_path_factory.mktemp("export") / f"exported_{name}", name.removeprefix("trained_")
+        forward = request_for("cpu", "native", out, *(f"{sizes},{TRAINED[name]}" for sizes in NORMS), kernel=kernel)
+        backward = request_for("cpu", "native", out, NORMS[0], kernel=f"{kernel}_backward")
+        find_exporter("module").export(forward, backward)
+        return natively(out)
+
+    return load
+
+
+@pytest.fixture(params=list(FUNCTIONS))
+def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """A package of FUNCTIONS or TRAINED, with its native launcher."""
+    torch.manual_seed(0)
+    name = request.param
+    if name in TRAINED:
+        found = request.getfixturevalue("trained")(name)
+    else:
+        found = request.getfixturevalue("native" if name == "layernorm" else f"native_{name}")
+    yield found
+    serve(found)
 
 
 @pytest.fixture

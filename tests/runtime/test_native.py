@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.runtime.conftest import FUNCTIONS, flash_attentions_rule, is_norm, is_of, layer, own, serve, theirs
+from tests.runtime.conftest import TRAINED, flash_attentions_rule, is_norm, is_of, layer, of, own, serve, theirs
 
 pytestmark = pytest.mark.slow
 
@@ -19,14 +19,6 @@ Args = tuple[Any, ...]
 Options = dict[str, Any]
 PYTORCHS_OWN = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 """Its forward-mode rules are scripts, which it warns of."""
-
-
-@pytest.fixture(params=list(FUNCTIONS))
-def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    torch.manual_seed(0)
-    found: ModuleType = request.getfixturevalue("native" if request.param == "layernorm" else f"native_{request.param}")
-    yield found
-    serve(found)
 
 
 def test_new_sizes_are_arithmetic_and_no_table_grows_with_them(
@@ -46,10 +38,6 @@ def test_new_sizes_are_arithmetic_and_no_table_grows_with_them(
         assert native.explain(rows(1, 96, dtype=torch.float64), (96,)).startswith("PyTorch: nothing was tuned for float64")
         assert "not within" in native.explain(rows(1, 70_000 + count), (70_000 + count,))
     assert len(dispatch) == 50
-
-
-def of(*kernels: str) -> Any:
-    return pytest.mark.parametrize("module", kernels, indirect=True)
 
 
 def operator_of(module: ModuleType) -> Any:
@@ -120,7 +108,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-@calls([SERVED[0], SERVED[4], *SERVED[6:10], SERVED[11], SERVED[14], *SERVED[18:], *LEFT])
+@calls([*SERVED, *((f"trained_{k}", *case) for k, *case in SERVED if f"trained_{k}" in TRAINED), *LEFT])
 def test_pytorch_finds_nothing_wrong_with_the_operator(
     module: ModuleType, make: Callable[[], Args], options: Options
 ) -> None:
