@@ -1,5 +1,5 @@
 // Attention forward, float16, head dimension 64: o = softmax(scale q k^T) v.
-// 32 rows a block, 256 keys a step; 2 x 2 warps.
+// 32 rows a block, 128 keys a step; 2 x 1 warps.
 // Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
@@ -7,9 +7,9 @@
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 64, WARPS_M = 2, WARPS_N = 2, TILES = 1;
+constexpr int D = 64, WARPS_M = 2, WARPS_N = 1, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 256, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
 constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 0;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
@@ -22,7 +22,12 @@ constexpr bool V_LATE = true;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
-constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
+// And where k comes in parts, a group each: before a part is multiplied, of which the first is waited for before the step asks.
+constexpr int PARTS = 4, GROUPS_A_STEP = PARTS + 1;
+__device__ constexpr int part_in_flight(int part) {
+    return (K_STAGES == 1 ? 0 : (K_STAGES - 2) * GROUPS_A_STEP + (V_STAGES > 1)) + PARTS - 1 - part + (part == 0 ? 0 : K_STAGES == 1 ? 1 : GROUPS_A_STEP);
+}
+constexpr int V_IN_FLIGHT = V_STAGES > 1 ? GROUPS_A_STEP * (V_STAGES - 1) : K_STAGES > 1 ? PARTS : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
 constexpr float MARGIN = 0.f;
@@ -31,8 +36,7 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
-// A column of warps copies the keys it multiplies.
-constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
+constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
 
 // Waits for COUNT threads, which name the same of the hardware's barriers; 0 is that of __syncthreads.
 template <int COUNT> __device__ __forceinline__ void barrier_of(int id) {
@@ -52,7 +56,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
             #pragma unroll
             for (int g = 0; g < GROUPS; ++g) copy_async_16(tile + i * STEP * Rows::PITCH + g * COLUMNS * 16, from + g * COLUMNS * 16);
     } else {
-        #pragma unroll
+        #pragma unroll 1
         for (int i = 0; i < (COUNT + STEP - 1) / STEP; ++i, from += STEP * pitch)
             if (COUNT % STEP == 0 || row + i * STEP < COUNT)
                 #pragma unroll
@@ -91,7 +95,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
 }
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
     unsigned b[2][4];
     load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
@@ -104,14 +108,12 @@ __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const u
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
+    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
@@ -136,7 +138,8 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][2 * h] *= factor;
+                running.sum[m][h][0] *= factor;
+                running.sum[m][h][1] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -146,27 +149,23 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
     }
 }
 
-// The weights of a step's keys, 2^((s - top) * slope), packed as A fragments.
-__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], Running& running, float slope) {
+// The weights of the n-th 16 keys, 2^((s - top) * slope), packed as an A fragment.
+__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], int n, Running& running, float slope) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float base = fmaf(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
             #pragma unroll
-            for (int e = 0; e < KEYS / 4; ++e) {
-                float& x = s[m][e / 2][2 * h + e % 2];
+            for (int e = 0; e < 4; ++e) {
+                float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
                 x = exp2_fast(x);
+                running.sum[m][h][e % 2] += x;
 }
+            weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
+            weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
         }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n)
-            #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                weights[m][n][e] = T::pack(s[m][2 * n + e / 2][2 * (e % 2)], s[m][2 * n + e / 2][2 * (e % 2) + 1]);
 }
 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
@@ -188,7 +187,7 @@ __device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
     }
     return head;
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
+extern "C" __global__ void __launch_bounds__(THREADS, 3) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
@@ -208,8 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
-    const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
+    const int key_row = copy_row, last = (steps - 1) * BN;
+    const unsigned key_to = copy_to;
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
     asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
@@ -222,11 +221,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const char* k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
-        if (step >= 0 && step < steps) {
-            load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
-            k_from -= BN * k_seq * 2;
+        constexpr int COUNT = KEY_ROWS / PARTS;
+        #pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            if (step >= 0 && step < steps)
+                load_rows<COUNT, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to + part * COUNT * Rows::PITCH,
+                                              k_from + part * COUNT * k_seq * 2, k_seq * 2, step > 0, (int)kv_len - last - part * COUNT);
+            commit_copies();
         }
-        commit_copies();
+        if (step >= 0 && step < steps) k_from -= BN * k_seq * 2;
     };
     auto load_v = [&](int step) {
         if (step >= 0 && step < steps) {
@@ -257,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
@@ -295,59 +298,77 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        barrier_of<KEY_THREADS>(1 + warp_n);
+        __syncthreads();
     };
-    ask(0);
-    wait_copies<IN_FLIGHT + 1 + (K_STAGES > 1)>();   // its groups may be in flight, too
-    __syncthreads();
-    load_q();
     auto advance = [&](int step) {
-        if (step > 0) {
-            wait_copies<IN_FLIGHT>();
-            wait_for_warps();
-            ask(step);
-        }
+        wait_copies<part_in_flight(0)>();
+        wait_for_warps();
+        ask(step);
+        if (step == 0) load_q();
         const bool active = sees(step);
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
+        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(1)>();
+        wait_for_warps();
+        if (active) multiply_qk<1 * KEYS / PARTS, 2 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(2)>();
+        wait_for_warps();
+        if (active) multiply_qk<2 * KEYS / PARTS, 3 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(3)>();
+        wait_for_warps();
         if (active) {
-            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk<3 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             mask(s, step);
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (active) weigh(weights, s, running, slope);
-if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
         if (active) {
+            weigh(weights, s, 0, running, slope);
             #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn);
+            }
         }
 
     };
 
     auto advance_unmasked = [&](int step) {
-        if (step > 0) {
-            wait_copies<IN_FLIGHT>();
-            wait_for_warps();
-            ask(step);
-        }
+        wait_copies<part_in_flight(0)>();
+        wait_for_warps();
+        ask(step);
+        if (step == 0) load_q();
         const bool active = true;
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
+        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(1)>();
+        wait_for_warps();
+        if (active) multiply_qk<1 * KEYS / PARTS, 2 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(2)>();
+        wait_for_warps();
+        if (active) multiply_qk<2 * KEYS / PARTS, 3 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(3)>();
+        wait_for_warps();
         if (active) {
-            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk<3 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (active) weigh(weights, s, running, slope);
-if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
         if (active) {
+            weigh(weights, s, 0, running, slope);
             #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn);
+            }
         }
 
     };
@@ -363,54 +384,12 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][2 * h];
+            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
         }
     wait_copies<0>();   // none may land in what follows
 
-    // Those that shared the keys merge a share of the head each: they keep that of their own sums, and get the others' for it.
-    constexpr int SHARE = D / 8 / WARPS_N;   // 8-wide pieces of a row
-    static_assert(D / 8 % WARPS_N == 0, "every one of them merges as much");
-    // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
-    constexpr int PIECES = TILES * 2 * (D / 8);   // pairs of accumulators a lane
-    float2* const partial = (float2*)(shared);   // [WARPS_N][WARPS_M][PIECES][32]
-    float2* const state = partial + WARPS_N * WARPS_M * PIECES * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
-    auto sums_of = [&](int w, int m, int h, int i) {
-        return partial[(((warp_n + w) % WARPS_N * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
-    };
-    auto state_of = [&](int w, int m, int h) { return state[((warp_n + w) % WARPS_N * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4]; };
-    __syncthreads();
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            if (lane % 4 == 0) state[(warp_n * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4] = make_float2(running.top[m][h], sum[m][h]);
-            #pragma unroll
-            for (int d = 0; d < D / 8; ++d)
-                if (d / SHARE != warp_n)
-                    partial[((warp_n * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
-        }
-    __syncthreads();
-    float factor[TILES][2][WARPS_N];   // of what was kept, then of what was sent
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float2 of[WARPS_N];
-            of[0] = make_float2(running.top[m][h], sum[m][h]);
-            float top = of[0].x;
-            sum[m][h] = 0.f;
-            #pragma unroll
-            for (int w = 1; w < WARPS_N; ++w) {
-                of[w] = state_of(w, m, h);
-                top = fmaxf(top, of[w].x);
-            }
-            #pragma unroll
-            for (int w = 0; w < WARPS_N; ++w) {
-                factor[m][h][w] = exp2_fast((of[w].x - (top == NONE ? 0.f : top)) * slope);
-                sum[m][h] = fmaf(of[w].y, factor[m][h][w], sum[m][h]);
-            }
-            running.top[m][h] = top;
-        }
 
     // Rows that see no key are zero, not 0 / 0.
     float inverse[TILES][2];
@@ -423,36 +402,18 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
             inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
-    char* const o_lane = o_rows + (own_row + lane / 4) * o_seq * 2 + warp_n * SHARE * 16 + lane % 4 * (SHARE % 4 == 0 ? 16 : 4);
+    char* const o_lane = o_rows + (own_row + lane / 4) * o_seq * 2 + lane % 4 * 16;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const bool wanted = own_row + m * 16 + h * 8 + lane / 4 < rows_end;
-            unsigned packed[SHARE];
+        for (int h = 0; h < 2; ++h)
             #pragma unroll
-            for (int i = 0; i < SHARE; ++i) {
-                float2 total = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
+            for (int d = 0; d < D / 8; d += 4) {
+                unsigned packed[4];
                 #pragma unroll
-                for (int w = 1; w < WARPS_N; ++w)
-                    if (warp_n == w) total = make_float2(acc[m][w * SHARE + i][2 * h], acc[m][w * SHARE + i][2 * h + 1]);
-                total.x *= factor[m][h][0];
-                total.y *= factor[m][h][0];
-                #pragma unroll
-                for (int w = 1; w < WARPS_N; ++w) {
-                    const float2 x = sums_of(w, m, h, i);
-                    total.x = fmaf(x.x, factor[m][h][w], total.x);
-                    total.y = fmaf(x.y, factor[m][h][w], total.y);
-                }
-                packed[i] = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
+                for (int i = 0; i < 4; ++i) packed[i] = T::pack(acc[m][d + i][2 * h] * inverse[m][h], acc[m][d + i][2 * h + 1] * inverse[m][h]);
+                store_16_if(own_row + m * 16 + h * 8 + lane / 4 < rows_end, o_lane + (m * 16 + h * 8) * o_seq * 2 + d * 16, own_chunk(packed, lane));
             }
-            char* const to = o_lane + (m * 16 + h * 8) * o_seq * 2;
-            #pragma unroll
-            for (int i = 0; i < SHARE; ++i) {
-                if (SHARE % 4) store_4_if(wanted, to + i * 16, packed[i]);
-                else if (i % 4 == 0) store_16_if(wanted, to + i * 16, own_chunk(packed + i, lane));
-            }
-        }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.

@@ -1,20 +1,18 @@
 // Attention forward, float16, head dimension 128: o = softmax(scale q k^T) v.
-// 16 rows a block of 4 heads that share keys, 64 keys a step; 1 x 2 warps.
+// 32 rows a block of 4 heads that share keys, 128 keys a step; 2 x 4 warps.
 // Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 #include "_shared/store.cuh"
-#include "_shared/cluster.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 128, WARPS_M = 1, WARPS_N = 2, TILES = 1;
+constexpr int D = 128, WARPS_M = 2, WARPS_N = 4, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 64, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
 constexpr int K_STAGES = 3, V_STAGES = 3, AHEAD = 1;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
-constexpr int SPLIT = 4;   // blocks that share the keys of the same rows
 constexpr int PACK = 4;   // rows of a query, for heads that share keys
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
@@ -34,7 +32,8 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
-constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
+// A column of warps copies the keys it multiplies.
+constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
 
 // Waits for COUNT threads, which name the same of the hardware's barriers; 0 is that of __syncthreads.
 template <int COUNT> __device__ __forceinline__ void barrier_of(int id) {
@@ -77,12 +76,10 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     for (int d = 0; d < D / 16; ++d) {
         const unsigned (&a)[TILES][D / 16][4] = q;
         constexpr bool held = true;
-        unsigned b[2][4];
-        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
-            const unsigned (&f)[4] = b[n % 2];
+            unsigned f[4];
+            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -111,27 +108,23 @@ __device__ __forceinline__ void multiply_qk_part(float (&s)[TILES][KEYS / 8][4],
 }
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
-    unsigned b[2][4];
-    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
-        const unsigned (&f)[4] = b[d % 2];
+        unsigned f[4];
+        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
+    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
@@ -156,7 +149,8 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][2 * h] *= factor;
+                running.sum[m][h][0] *= factor;
+                running.sum[m][h][1] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -178,6 +172,7 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
                 float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
                 x = exp2_fast(x);
+                running.sum[m][h][e % 2] += x;
 }
             weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
             weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
@@ -187,14 +182,12 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
     int batch, head, row;                // head: the first of the tile's; row: the first of BM
-    int part;                            // of the keys: the last tile and every SPLIT-th before it, or the one before and so on
     int kv_head, heads;                  // heads: how many of the group are left from `head` on; a tile has rows for PACK
     __device__ __forceinline__ Place(int group, int first) {
-        int block = blockIdx.x / SPLIT;
+        int block = blockIdx.x;
         kv_head = blockIdx.y, batch = blockIdx.z;
-        part = blockIdx.x % SPLIT;
         head = kv_head * group + first, heads = group - first;
-        if (CAUSAL) block = gridDim.x / SPLIT - 1 - block;   // the longest first
+        if (CAUSAL) block = gridDim.x - 1 - block;   // the longest first
         row = block * BM;
     }
 };
@@ -221,18 +214,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const int rows_end = (int)q_len * PACK, shift = (int)kv_len - (int)q_len;
     const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
     const int keys_end = CAUSAL ? min((int)kv_len, query_of(min(place.row + BM, rows_end)) + shift) : (int)kv_len;   // may be negative
-    const int tiles = keys_end > 0 ? (keys_end + BN - 1) / BN : 0, steps = (tiles + SPLIT - 1 - place.part) / SPLIT;   // those of all, and this block's
-    cluster_arrive();   // no block may write into another's shared memory before that one runs
+    const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = copy_row, last = (tiles - 1 - place.part) * BN;
-    const unsigned key_to = copy_to;
+    const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
+    const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head) * 2 + copy_byte;
+    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
     if (steps > 0) {   // as load_rows, but rows of several heads have no pitch
         constexpr int STEP = THREADS / COLUMNS;
         #pragma unroll
@@ -252,14 +245,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     auto load_k = [&](int step) {
         if (step >= 0 && step < steps) {
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
-            k_from -= SPLIT * BN * k_seq * 2;
+            k_from -= BN * k_seq * 2;
         }
         commit_copies();
     };
     auto load_v = [&](int step) {
         if (step >= 0 && step < steps) {
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, v_tiles + step % V_STAGES * TILE_BYTES + key_to, v_from, v_seq * 2, step > 0, (int)kv_len - last);
-            v_from -= SPLIT * BN * v_seq * 2;
+            v_from -= BN * v_seq * 2;
         }
         commit_copies();
     };
@@ -285,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
@@ -293,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
 
     // Scores that a row does not see become NONE.
     auto mask = [&](float (&s)[TILES][KEYS / 8][4], int step) {
-        const int key = (tiles - 1 - place.part - step * SPLIT) * BN + warp_n * KEYS;
+        const int key = (steps - 1 - step) * BN + warp_n * KEYS;
         if (key + KEYS <= (int)kv_len && !(CAUSAL && key + KEYS - 1 > query_of(own_row) + shift)) return;
         asm volatile("");   // keeps this a branch: as selects it would cost as much in every step
         #pragma unroll
@@ -311,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     };
     // Whether the warp's rows see any of its keys of a step.
     auto sees = [&](int step) {
-        return !CAUSAL || (tiles - 1 - place.part - step * SPLIT) * BN + warp_n * KEYS <= query_of(own_row + ROWS - 1) + shift;
+        return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= query_of(own_row + ROWS - 1) + shift;
     };
     unsigned q_held[TILES][D / 16][4];
     auto load_q = [&]() {
@@ -323,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        __syncthreads();
+        barrier_of<KEY_THREADS>(1 + warp_n);
     };
     // s holds the scores of `step`; those of the next are multiplied beside its softmax.
     float even[TILES][KEYS / 8][4], odd[TILES][KEYS / 8][4];
@@ -348,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         for (int n = 0; n < KEYS / 16; ++n) {
             weigh(weights, s, n, running, slope);
             multiply_qk_part(next, q_held, n, k_at, k_turn);
-            multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            multiply_pv(acc, weights, n, v_at, v_turn);
         }
     };
     for (int step = 0; step < steps; step += 2) {
@@ -361,11 +354,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][2 * h];
+            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
         }
     wait_copies<0>();   // none may land in what follows
 
-    {   // Columns of warps merge first, and keep their shares where their own sums stood. The cluster merges those.
     // Those that shared the keys merge a share of the head each: they keep that of their own sums, and get the others' for it.
     constexpr int SHARE = D / 8 / WARPS_N;   // 8-wide pieces of a row
     static_assert(D / 8 % WARPS_N == 0, "every one of them merges as much");
@@ -410,10 +404,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
             }
             running.top[m][h] = top;
         }
+
+    // Rows that see no key are zero, not 0 / 0.
+    float inverse[TILES][2];
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h)
+        for (int h = 0; h < 2; ++h) {
+            const int row = own_row + m * 16 + h * 8 + lane / 4;
+            const bool blind = (CAUSAL && query_of(row) + shift < 0) || kv_len == 0;
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
+        }
+    char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
+    char* const o_lane = o_rows + warp_n * SHARE * 16 + lane % 4 * (SHARE % 4 == 0 ? 16 : 4);
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const bool wanted = own_row + m * 16 + h * 8 + lane / 4 < rows_end && head_of(own_row + m * 16 + h * 8 + lane / 4) < place.heads;
+            unsigned packed[SHARE];
             #pragma unroll
             for (int i = 0; i < SHARE; ++i) {
                 float2 total = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
@@ -428,105 +437,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
                     total.x = fmaf(x.x, factor[m][h][w], total.x);
                     total.y = fmaf(x.y, factor[m][h][w], total.y);
                 }
-                acc[m][i][2 * h] = total.x;
-                acc[m][i][2 * h + 1] = total.y;
+                packed[i] = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
             }
-    }
-    // Each block of the cluster merges a share of what a warp has kept, or one piece of it, where only the first blocks get one.
-    constexpr int HELD = D / 8 / WARPS_N, SHARE = HELD < SPLIT ? 1 : HELD / SPLIT;   // 8-wide pieces of a row
-    static_assert(HELD % SPLIT == 0 || SPLIT % HELD == 0, "none merges a part of a share");
-    // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
-    constexpr int PIECES = TILES * 2 * SHARE;   // pairs of accumulators a lane
-    // Others may send before the columns here have merged: what they send has memory of its own.
-    constexpr int TILES_END = BM * Rows::PITCH + (K_STAGES + V_STAGES) * TILE_BYTES, MERGED = WARPS_N * BM * (D + 2) * 4;
-    constexpr int SENT_AT = TILES_END > MERGED ? TILES_END : MERGED;
-    float2* const sent = (float2*)(shared + SENT_AT);   // [SPLIT - 1][WARPS][PIECES][32]
-    float2* const state = sent + (SPLIT - 1) * WARPS * PIECES * 32;                                  // [SPLIT - 1][WARPS][ROWS]: maximum, sum
-    auto sums_of = [&](int w, int m, int h, int i) { return sent[(((w - 1) * WARPS + warp) * PIECES + (m * 2 + h) * SHARE + i) * 32 + lane]; };
-    auto state_of = [&](int w, int m, int h) { return state[((w - 1) * WARPS + warp) * ROWS + m * 16 + h * 8 + lane / 4]; };
-    // No index of a register may be unknown to the compiler.
-    auto piece = [&](int of, int m, int h, int i) {
-        float2 x = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
-        #pragma unroll
-        for (int w = 1; w < SPLIT; ++w)
-            if (of == w) x = make_float2(acc[m][w * SHARE + i][2 * h], acc[m][w * SHARE + i][2 * h + 1]);
-        return x;
-    };
-    cluster_wait();
-    #pragma unroll
-    for (int w = 0; w < SPLIT - 1; ++w) {   // slot i is for what comes from the block i + 1 places further on
-        const int to = (place.part + w + 1) % SPLIT, slot = (SPLIT - 2 - w) * WARPS + warp;
-        const unsigned sent_to = address_in_block(shared_address(sent + slot * PIECES * 32 + lane), to);
-        const unsigned state_to = address_in_block(shared_address(state + slot * ROWS + lane / 4), to);
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m)
-            #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                if (lane % 4 == 0) store_in_cluster(state_to + (m * 16 + h * 8) * 8, make_float2(running.top[m][h], sum[m][h]));
-                #pragma unroll
-                for (int i = 0; i < SHARE; ++i) store_in_cluster(sent_to + ((m * 2 + h) * SHARE + i) * 32 * 8, piece(to, m, h, i));
-            }
-    }
-    cluster_barrier();
-    float factor[TILES][2][SPLIT];   // of what was kept, then of what was sent
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float2 of[SPLIT];
-            of[0] = make_float2(running.top[m][h], sum[m][h]);
-            float top = of[0].x;
-            sum[m][h] = 0.f;
-            #pragma unroll
-            for (int w = 1; w < SPLIT; ++w) {
-                of[w] = state_of(w, m, h);
-                top = fmaxf(top, of[w].x);
-            }
-            #pragma unroll
-            for (int w = 0; w < SPLIT; ++w) {
-                factor[m][h][w] = exp2_fast((of[w].x - (top == NONE ? 0.f : top)) * slope);
-                sum[m][h] = fmaf(of[w].y, factor[m][h][w], sum[m][h]);
-            }
-            running.top[m][h] = top;
-        }
-
-    // Rows that see no key are zero, not 0 / 0.
-    float inverse[TILES][2];
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = own_row + m * 16 + h * 8 + lane / 4;
-            const bool blind = (CAUSAL && query_of(row) + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
-        }
-    char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = own_row + m * 16 + h * 8 + lane / 4;
+            char* const to = o_lane + offset_of(own_row + m * 16 + h * 8 + lane / 4, o_head, o_seq) * 2;
             #pragma unroll
             for (int i = 0; i < SHARE; ++i) {
-                float2 total = piece(place.part, m, h, i);
-                total.x *= factor[m][h][0];
-                total.y *= factor[m][h][0];
-                #pragma unroll
-                for (int w = 1; w < SPLIT; ++w) {
-                    const float2 x = sums_of(w, m, h, i);
-                    total.x = fmaf(x.x, factor[m][h][w], total.x);
-                    total.y = fmaf(x.y, factor[m][h][w], total.y);
-                }
-                if (row < rows_end && head_of(row) < place.heads && place.part * SHARE < HELD)
-                    *(unsigned*)(o_rows + offset_of(row, o_head, o_seq) * 2 + (warp_n * HELD + place.part * SHARE + i) * 16 + lane % 4 * 4) = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
+                if (SHARE % 4) store_4_if(wanted, to + i * 16, packed[i]);
+                else if (i % 4 == 0) store_16_if(wanted, to + i * 16, own_chunk(packed + i, lane));
             }
         }
     __syncthreads();   // nobody reads the tiles any more
     }
 }
 
-// For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it. The blocks of what would
-// be a cluster take rows in turn.
+// For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* attn_mask, unsigned short* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
@@ -540,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     const int kv_head = place.kv_head;
     const unsigned short* const keys = k + place.batch * k_batch + kv_head * k_head;
     const unsigned short* const values = v + place.batch * v_batch + kv_head * v_head;
-    for (int row = place.row + place.part * WARPS + threadIdx.x / 32; row < place.row + BM && row < q_len * PACK; row += SPLIT * WARPS) {
+    for (int row = place.row + threadIdx.x / 32; row < place.row + BM && row < q_len * PACK; row += WARPS) {
         if (head_of(row) >= place.heads) continue;
         const int seen = CAUSAL ? min((int)kv_len, query_of(row) + shift + 1) : (int)kv_len;
         const unsigned short* q_row = q + place.batch * q_batch + place.head * q_head + offset_of(row, q_head, q_seq);

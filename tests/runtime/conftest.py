@@ -31,7 +31,7 @@ FUNCTIONS = {
     "attention": "scaled_dot_product_attention",
 }
 """Of PyTorch, by kernel."""
-TRAINED = {"trained_rmsnorm": "rstd=true"}
+TRAINED = {"trained_rmsnorm": "rstd=true", "trained_layernorm": "mean=true,rstd=true"}
 """Packages of a norm and its backward, with the options by which the forward gives what the backward takes."""
 NORMS = ("rows=64,cols=96,dtype=float32", "rows=64,cols=1024,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
 

@@ -42,7 +42,7 @@ def arguments(module: ModuleType, shape: tuple[int, ...], normalized: tuple[int,
 
 @CASES
 @pytest.mark.parametrize("affine", [True, False])
-@of("layernorm", *TRAINED)
+@of(*TRAINED)
 def test_gradients_are_those_of_the_variants_results(
     module: ModuleType, shape: tuple[int, ...], normalized: tuple[int, ...], affine: bool
 ) -> None:
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_the_variants_results(
 
 
 @CASES
-@of("layernorm", *TRAINED)
+@of(*TRAINED)
 def test_gradients_of_many_upstreams_at_once_are_those_of_each(
     module: ModuleType, shape: tuple[int, ...], normalized: tuple[int, ...]
 ) -> None:

@@ -1,5 +1,5 @@
-// Attention forward, float16, head dimension 128: o = softmax(scale q k^T) v.
-// 32 rows a block of 4 heads that share keys, 128 keys a step; 2 x 4 warps.
+// Attention forward, float16, head dimension 64: o = softmax(scale q k^T) v.
+// 32 rows a block, 256 keys a step; 2 x 2 warps.
 // Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
@@ -7,19 +7,18 @@
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 128, WARPS_M = 2, WARPS_N = 4, TILES = 1;
+constexpr int D = 64, WARPS_M = 2, WARPS_N = 2, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 3, V_STAGES = 3, AHEAD = 1;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 256, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 0;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
-constexpr int PACK = 4;   // rows of a query, for heads that share keys
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
 // Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
-constexpr bool V_LATE = false;
+constexpr bool V_LATE = true;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
@@ -53,7 +52,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
             #pragma unroll
             for (int g = 0; g < GROUPS; ++g) copy_async_16(tile + i * STEP * Rows::PITCH + g * COLUMNS * 16, from + g * COLUMNS * 16);
     } else {
-        #pragma unroll 1
+        #pragma unroll
         for (int i = 0; i < (COUNT + STEP - 1) / STEP; ++i, from += STEP * pitch)
             if (COUNT % STEP == 0 || row + i * STEP < COUNT)
                 #pragma unroll
@@ -76,10 +75,12 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     for (int d = 0; d < D / 16; ++d) {
         const unsigned (&a)[TILES][D / 16][4] = q;
         constexpr bool held = true;
+        unsigned b[2][4];
+        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            unsigned f[4];
-            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            const unsigned (&f)[4] = b[n % 2];
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -89,42 +90,28 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     }
 }
 
-// The same for the n-th 16 keys of the warp's alone.
-__device__ __forceinline__ void multiply_qk_part(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], int n, unsigned k_at, unsigned k_turn) {
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) s[m][2 * n][e] = s[m][2 * n + 1][e] = 0.f;
-    #pragma unroll
-    for (int d = 0; d < D / 16; ++d) {
-        unsigned f[4];
-        load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m) {
-            T::multiply_add(s[m][2 * n], q[m][d], f[0], f[1]);
-            T::multiply_add(s[m][2 * n + 1], q[m][d], f[2], f[3]);
-        }
-    }
-}
-
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
+    unsigned b[2][4];
+    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        unsigned f[4];
-        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
+        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
+        const unsigned (&f)[4] = b[d % 2];
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
+    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
@@ -149,8 +136,7 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][h][0] *= factor;
-                running.sum[m][h][1] *= factor;
+                running.sum[m][2 * h] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -172,7 +158,6 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
                 float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
                 x = exp2_fast(x);
-                running.sum[m][h][e % 2] += x;
 }
             weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
             weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
@@ -181,39 +166,36 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
-    int batch, head, row;                // head: the first of the tile's; row: the first of BM
-    int kv_head, heads;                  // heads: how many of the group are left from `head` on; a tile has rows for PACK
-    __device__ __forceinline__ Place(int group, int first) {
+    int batch, head, row;                // row: the first of BM
+    __device__ __forceinline__ Place() {
         int block = blockIdx.x;
-        kv_head = blockIdx.y, batch = blockIdx.z;
-        head = kv_head * group + first, heads = group - first;
+        head = blockIdx.y, batch = blockIdx.z;
         if (CAUSAL) block = gridDim.x - 1 - block;   // the longest first
         row = block * BM;
     }
 };
 
-// A row is a query for one of PACK heads: rows of a query follow each other. Its head is counted from place.head on.
-__device__ __forceinline__ int query_of(int row) { return (unsigned)row / PACK; }
-__device__ __forceinline__ int head_of(int row) { return (unsigned)row % PACK; }
-__device__ __forceinline__ i64 offset_of(int row, i64 head, i64 seq) { return head_of(row) * head + query_of(row) * seq; }
-
-// heads / kv_heads, exactly: before it is truncated, the quotient is 0.5 / kv_heads off the integers.
-__device__ __forceinline__ int group_of(int heads, int kv_heads) { return __fdividef(heads + 0.5f, kv_heads); }
-extern "C" __global__ void __launch_bounds__(THREADS) attention(
+// head / (heads / kv_heads), exactly: before it is truncated, the quotient is 0.5 / group or more off the integers.
+__device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
+    if (heads != kv_heads) {
+        asm volatile("");   // keeps this a branch: else everybody would wait for the division
+        head = __fdividef((head + 0.5f) * kv_heads, heads);
+    }
+    return head;
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     extern __shared__ __align__(128) char shared[];
     unsigned q_tile = shared_address(shared);
-    const int group = group_of(heads, kv_heads);
-    for (int first = 0; first < group; first += PACK) {   // once, where a tile has rows for the whole group
-    const Place place(group, first);
+    const Place place;
     // Told by lane 0, so that the compiler knows it to be the same in a whole warp.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    const int rows_end = (int)q_len * PACK, shift = (int)kv_len - (int)q_len;
+    const int rows_end = q_len, shift = (int)kv_len - (int)q_len;
     const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
-    const int keys_end = CAUSAL ? min((int)kv_len, query_of(min(place.row + BM, rows_end)) + shift) : (int)kv_len;   // may be negative
+    const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
@@ -224,21 +206,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
     const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
 
-    const char* const q_from = q + (place.batch * q_batch + place.head * q_head) * 2 + copy_byte;
+    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
     asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
-    if (steps > 0) {   // as load_rows, but rows of several heads have no pitch
-        constexpr int STEP = THREADS / COLUMNS;
-        #pragma unroll
-        for (int i = 0; i < (BM + STEP - 1) / STEP; ++i) {
-            const int row = place.row + copy_row + i * STEP;
-            if (BM % STEP == 0 || copy_row + i * STEP < BM)
-                #pragma unroll
-                for (int g = 0; g < GROUPS; ++g)
-                    copy_async_16_or_zero(q_tile + copy_to + i * STEP * Rows::PITCH + g * COLUMNS * 16,
-                                          q_from + offset_of(row, q_head, q_seq) * 2 + g * COLUMNS * 16, row < rows_end && head_of(row) < place.heads);
-        }
-    }
-    const int kv_head = place.kv_head;
+    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
+    // Only now, or q would wait for what k and v alone need.
+    int head = place.head;
+    asm volatile("" : "+r"(head));
+    const int kv_head = kv_head_of(head, heads, kv_heads);
     // Of the thread, in the tile that is asked for next.
     const char* k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
@@ -278,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
@@ -287,14 +261,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     // Scores that a row does not see become NONE.
     auto mask = [&](float (&s)[TILES][KEYS / 8][4], int step) {
         const int key = (steps - 1 - step) * BN + warp_n * KEYS;
-        if (key + KEYS <= (int)kv_len && !(CAUSAL && key + KEYS - 1 > query_of(own_row) + shift)) return;
+        if (key + KEYS <= (int)kv_len && !(CAUSAL && key + KEYS - 1 > own_row + shift)) return;
         asm volatile("");   // keeps this a branch: as selects it would cost as much in every step
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int row = own_row + m * 16 + h * 8 + lane / 4;
-                const int seen = (CAUSAL ? min((int)kv_len, query_of(row) + shift + 1) : (int)kv_len) - key - 2 * (lane % 4);
+                const int seen = (CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len) - key - 2 * (lane % 4);
                 #pragma unroll
                 for (int n = 0; n < KEYS / 8; ++n)
                     #pragma unroll
@@ -304,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     };
     // Whether the warp's rows see any of its keys of a step.
     auto sees = [&](int step) {
-        return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= query_of(own_row + ROWS - 1) + shift;
+        return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= own_row + ROWS - 1 + shift;
     };
     unsigned q_held[TILES][D / 16][4];
     auto load_q = [&]() {
@@ -318,45 +292,79 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     auto wait_for_warps = [&]() {
         barrier_of<KEY_THREADS>(1 + warp_n);
     };
-    // s holds the scores of `step`; those of the next are multiplied beside its softmax.
-    float even[TILES][KEYS / 8][4], odd[TILES][KEYS / 8][4];
-    wait_copies<(V_STAGES == 1 ? 2 * (K_STAGES - 1) : 2 * K_STAGES - 1)>();
+    ask(0);
+    wait_copies<IN_FLIGHT + 1 + (K_STAGES > 1)>();   // its groups may be in flight, too
     __syncthreads();
     load_q();
-    if (steps > 0) multiply_qk(even, q_held, k_lane, k_turn);
-    auto advance = [&](float (&s)[TILES][KEYS / 8][4], float (&next)[TILES][KEYS / 8][4], int step) {
-        wait_copies<IN_FLIGHT>();
-        wait_for_warps();
-        ask(step);
-        const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        unsigned weights[TILES][KEYS / 16][4];
-        mask(s, step);
-        raise(s, running, acc, slope);
-        if (V_STAGES == 1 || V_LATE) {
-            wait_copies<V_IN_FLIGHT>();
+    auto advance = [&](int step) {
+        if (step > 0) {
+            wait_copies<IN_FLIGHT>();
             wait_for_warps();
+            ask(step);
         }
-        const unsigned k_at = k_lane + (step + 1) % K_STAGES * TILE_BYTES;   // past the last step: of no use, and harmless
-        #pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n) {
-            weigh(weights, s, n, running, slope);
-            multiply_qk_part(next, q_held, n, k_at, k_turn);
-            multiply_pv(acc, weights, n, v_at, v_turn);
+        const bool active = sees(step);
+        float s[TILES][KEYS / 8][4];
+        unsigned weights[TILES][KEYS / 16][4];
+        if (active) {
+            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            mask(s, step);
+            raise(s, running, acc, slope);
         }
+        const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
+        if (K_STAGES == 1) load_k(step + 1);
+        if (active) {
+            weigh(weights, s, 0, running, slope);
+            #pragma unroll
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            }
+        }
+
     };
-    for (int step = 0; step < steps; step += 2) {
-        advance(even, odd, step);
-        if (step + 1 < steps) advance(odd, even, step + 1);
-    }
+
+    auto advance_unmasked = [&](int step) {
+        if (step > 0) {
+            wait_copies<IN_FLIGHT>();
+            wait_for_warps();
+            ask(step);
+        }
+        const bool active = true;
+        float s[TILES][KEYS / 8][4];
+        unsigned weights[TILES][KEYS / 16][4];
+        if (active) {
+            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            raise(s, running, acc, slope);
+        }
+        const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
+        if (K_STAGES == 1) load_k(step + 1);
+        if (active) {
+            weigh(weights, s, 0, running, slope);
+            #pragma unroll
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            }
+        }
+
+    };
+
+    // Keys before `seen` are seen by all rows of the block.
+    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len;
+    const int masked = steps - min(steps, max(seen, 0) / BN);
+    for (int step = 0; step < masked; ++step) advance(step);
+    for (int step = masked; step < steps; ++step) advance_unmasked(step);
 
     float sum[TILES][2];
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
-            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
-            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
+            sum[m][h] = running.sum[m][2 * h];
         }
     wait_copies<0>();   // none may land in what follows
 
@@ -365,13 +373,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     static_assert(D / 8 % WARPS_N == 0, "every one of them merges as much");
     // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
     constexpr int PIECES = TILES * 2 * (D / 8);   // pairs of accumulators a lane
-    float2* const partial = (float2*)(shared);   // [WARPS_N][WARPS_M][PIECES][32]
+    float2* const partial = (float2*)(shared + BM * Rows::PITCH + (K_STAGES + V_STAGES) * TILE_BYTES);   // [WARPS_N][WARPS_M][PIECES][32]
     float2* const state = partial + WARPS_N * WARPS_M * PIECES * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
     auto sums_of = [&](int w, int m, int h, int i) {
         return partial[(((warp_n + w) % WARPS_N * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
     };
     auto state_of = [&](int w, int m, int h) { return state[((warp_n + w) % WARPS_N * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4]; };
-    __syncthreads();
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -382,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
                 if (d / SHARE != warp_n)
                     partial[((warp_n * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
         }
-    __syncthreads();
+    barrier_of<32 * WARPS_N>(1 + WARPS_N + warp_m);
     float factor[TILES][2][WARPS_N];   // of what was kept, then of what was sent
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
@@ -412,16 +419,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
-            const bool blind = (CAUSAL && query_of(row) + shift < 0) || kv_len == 0;
+            const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
             inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
-    char* const o_lane = o_rows + warp_n * SHARE * 16 + lane % 4 * (SHARE % 4 == 0 ? 16 : 4);
+    char* const o_lane = o_rows + (own_row + lane / 4) * o_seq * 2 + warp_n * SHARE * 16 + lane % 4 * (SHARE % 4 == 0 ? 16 : 4);
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const bool wanted = own_row + m * 16 + h * 8 + lane / 4 < rows_end && head_of(own_row + m * 16 + h * 8 + lane / 4) < place.heads;
+            const bool wanted = own_row + m * 16 + h * 8 + lane / 4 < rows_end;
             unsigned packed[SHARE];
             #pragma unroll
             for (int i = 0; i < SHARE; ++i) {
@@ -439,15 +446,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
                 }
                 packed[i] = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
             }
-            char* const to = o_lane + offset_of(own_row + m * 16 + h * 8 + lane / 4, o_head, o_seq) * 2;
+            char* const to = o_lane + (m * 16 + h * 8) * o_seq * 2;
             #pragma unroll
             for (int i = 0; i < SHARE; ++i) {
                 if (SHARE % 4) store_4_if(wanted, to + i * 16, packed[i]);
                 else if (i % 4 == 0) store_16_if(wanted, to + i * 16, own_chunk(packed + i, lane));
             }
         }
-    __syncthreads();   // nobody reads the tiles any more
-    }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
@@ -456,18 +461,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
-    const int group = group_of(heads, kv_heads);
-    for (int first = 0; first < group; first += PACK) {   // once, where a tile has rows for the whole group
-    const Place place(group, first);
+    const Place place;
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const int kv_head = place.kv_head;
+    const int kv_head = kv_head_of(place.head, heads, kv_heads);
     const unsigned short* const keys = k + place.batch * k_batch + kv_head * k_head;
     const unsigned short* const values = v + place.batch * v_batch + kv_head * v_head;
-    for (int row = place.row + threadIdx.x / 32; row < place.row + BM && row < q_len * PACK; row += WARPS) {
-        if (head_of(row) >= place.heads) continue;
-        const int seen = CAUSAL ? min((int)kv_len, query_of(row) + shift + 1) : (int)kv_len;
-        const unsigned short* q_row = q + place.batch * q_batch + place.head * q_head + offset_of(row, q_head, q_seq);
+    for (int row = place.row + threadIdx.x / 32; row < place.row + BM && row < q_len; row += WARPS) {
+        const int seen = CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len;
+        const unsigned short* q_row = q + place.batch * q_batch + place.head * q_head + row * q_seq;
         float own[D / 32], acc[D / 32], top = NONE, sum = 0.f;
         for (int d = 0; d < D / 32; ++d) own[d] = T::widen(q_row[d * 32 + lane]), acc[d] = 0.f;
         for (int key = 0; key < seen; ++key) {
@@ -480,8 +482,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
             for (int d = 0; d < D / 32; ++d) acc[d] = fmaf(weight, T::widen(values[key * v_seq + d * 32 + lane]), acc[d] * factor);
             top = next;
         }
-        unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + offset_of(row, o_head, o_seq);
+        unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + row * o_seq;
         for (int d = 0; d < D / 32; ++d) o_row[d * 32 + lane] = (unsigned short)T::pack(seen > 0 ? acc[d] / sum : 0.f, 0.f);
-    }
     }
 }

@@ -1,26 +1,25 @@
-// Attention forward, float16, head dimension 128: o = softmax(scale q k^T) v.
-// 16 rows a block, 96 keys a step; 1 x 2 warps.
-// Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
+// Attention forward, float16, head dimension 128, boolean mask: o = softmax(scale q k^T) v.
+// 16 rows a block of 4 heads that share keys, 64 keys a step; 1 x 4 warps.
+// Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 #include "_shared/store.cuh"
-#include "_shared/cluster.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 128, WARPS_M = 1, WARPS_N = 2, TILES = 1;
+constexpr int D = 128, WARPS_M = 1, WARPS_N = 4, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 96, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 1;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 64, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 2, V_STAGES = 3, AHEAD = 1;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
-constexpr int SPLIT = 4;   // blocks that share the keys of the same rows
-using Rows = tile_rows<D * 2, true>;
+constexpr int PACK = 4;   // rows of a query, for heads that share keys
+using Rows = tile_rows<D * 2, false>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
 // Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
-constexpr bool V_LATE = true;
+constexpr bool V_LATE = false;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
@@ -33,7 +32,8 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
-constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
+// A column of warps copies the keys it multiplies.
+constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
 
 // Waits for COUNT threads, which name the same of the hardware's barriers; 0 is that of __syncthreads.
 template <int COUNT> __device__ __forceinline__ void barrier_of(int id) {
@@ -53,13 +53,25 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
             #pragma unroll
             for (int g = 0; g < GROUPS; ++g) copy_async_16(tile + i * STEP * Rows::PITCH + g * COLUMNS * 16, from + g * COLUMNS * 16);
     } else {
-        #pragma unroll
+        #pragma unroll 1
         for (int i = 0; i < (COUNT + STEP - 1) / STEP; ++i, from += STEP * pitch)
             if (COUNT % STEP == 0 || row + i * STEP < COUNT)
                 #pragma unroll
                 for (int g = 0; g < GROUPS; ++g)
                     copy_async_16_or_zero(tile + i * STEP * Rows::PITCH + g * COLUMNS * 16, from + g * COLUMNS * 16, i * STEP < rows);
     }
+}
+
+// Has L2 give up COUNT rows last, of which `left` are there; the rest as load_rows. Not by a policy of the copies themselves: the
+// assembler of CUDA 13.0 to 13.3 loses it for sm_90, and they trap (github.com/triton-lang/triton, pull request 11660).
+template <int COUNT, int BY>
+__device__ __forceinline__ void keep_in_l2(int row, const char* from, i64 pitch, int left) {
+    if (threadIdx.x % COLUMNS) return;   // one thread for a line
+    #pragma unroll
+    for (int i = 0; i < (COUNT + BY / COLUMNS - 1) / (BY / COLUMNS); ++i, from += BY / COLUMNS * pitch)
+        if (row + i * (BY / COLUMNS) < least(COUNT, left))
+            #pragma unroll
+            for (int g = 0; g < GROUPS; ++g) asm volatile("prefetch.global.L2::evict_last [%0];" :: "l"(from + g * COLUMNS * 16));
 }
 
 // s = q k^T for the warp's rows and its keys of a tile, those from FROM to TO. q_at, k_at: addresses of the lane's part of the
@@ -108,7 +120,7 @@ __device__ __forceinline__ void multiply_qk_part(float (&s)[TILES][KEYS / 8][4],
 }
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
         unsigned f[4];
@@ -119,12 +131,14 @@ __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const u
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
+    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
@@ -149,8 +163,7 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][h][0] *= factor;
-                running.sum[m][h][1] *= factor;
+                running.sum[m][2 * h] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -171,81 +184,131 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
             for (int e = 0; e < 4; ++e) {
                 float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
-                x = (4 * n + e) % 8 == 7 ? exp2_polynomial(x) : exp2_fast(x);
-                running.sum[m][h][e % 2] += x;
+                x = (4 * n + e) % 3 == 2 ? exp2_polynomial(x) : exp2_fast(x);
 }
             weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
             weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
         }
 }
 
+// An element of the mask: a byte, 0 where the key is not seen, else 1. Those of two neighbouring keys are held together.
+constexpr int MASK_BYTES = 1, MASK_BITS = 8 * MASK_BYTES;
+constexpr unsigned UNSEEN = 0;
+
+// These loads are volatile: before the products that hide how long they take, and after the wait for who wrote the mask.
+__device__ __forceinline__ unsigned load_pair(const char* from) {   // aligned as a pair
+    unsigned pair;
+    asm volatile("ld.global.u16 %0, [%1];" : "=r"(pair) : "l"(from));
+    return pair;
+}
+// An element; nothing is read if not `wanted`.
+__device__ __forceinline__ unsigned load_element_if(bool wanted, const char* from) {
+    unsigned element;
+    asm volatile("{ .reg .pred wanted; setp.ne.s32 wanted, %2, 0; mov.b32 %0, %3;\n"
+        "@wanted ld.global.u8 %0, [%1]; }" : "=&r"(element) : "l"(from), "r"((int)wanted), "n"(UNSEEN));
+    return element;
+}
+
+// Scores that a row does not see become NONE. mask: of the row 16 m + 8 h + lane / 4 and the n-th of
+// the lane's pairs of keys.
+__device__ __forceinline__ void apply_mask(float (&s)[TILES][KEYS / 8][4], const unsigned (&mask)[TILES][2][KEYS / 8]) {
+    unsigned seen = ~0u;
+    #pragma unroll
+    for (int i = 0; i < TILES * 2 * (KEYS / 8); ++i) seen &= mask[i / (2 * (KEYS / 8))][i / (KEYS / 8) % 2][i % (KEYS / 8)];
+    if (__all_sync(~0u, seen == 0x101)) return;
+    asm volatile("");   // keeps this a branch
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+            #pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const unsigned element = mask[m][e / 2][n] >> e % 2 * MASK_BITS & ((1u << MASK_BITS) - 1);
+                if (element == UNSEEN) s[m][n][e] = NONE;
+            }
+}
+
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
-    int batch, head, row;                // row: the first of BM
-    int part;                            // of the keys: the last tile and every SPLIT-th before it, or the one before and so on
-    __device__ __forceinline__ Place() {
-        int block = blockIdx.z;
-        head = blockIdx.x / SPLIT, batch = blockIdx.y;
-        part = blockIdx.x % SPLIT;
-        if (CAUSAL) block = gridDim.z - 1 - block;   // the longest first
+    int batch, head, row;                // head: the first of the tile's; row: the first of BM
+    int kv_head, heads;                  // heads: how many of the group are left from `head` on; a tile has rows for PACK
+    __device__ __forceinline__ Place(int group, int first) {
+        int block = blockIdx.x;
+        kv_head = blockIdx.y, batch = blockIdx.z;
+        head = kv_head * group + first, heads = group - first;
+        if (CAUSAL) block = gridDim.x - 1 - block;   // the longest first
         row = block * BM;
     }
 };
 
-// head / (heads / kv_heads), exactly: before it is truncated, the quotient is 0.5 / group or more off the integers.
-__device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
-    if (heads != kv_heads) {
-        asm volatile("");   // keeps this a branch: else everybody would wait for the division
-        head = __fdividef((head + 0.5f) * kv_heads, heads);
-    }
-    return head;
-}
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
+// A row is a query for one of PACK heads: rows of a query follow each other. Its head is counted from place.head on.
+__device__ __forceinline__ int query_of(int row) { return (unsigned)row / PACK; }
+__device__ __forceinline__ int head_of(int row) { return (unsigned)row % PACK; }
+__device__ __forceinline__ i64 offset_of(int row, i64 head, i64 seq) { return head_of(row) * head + query_of(row) * seq; }
+
+// heads / kv_heads, exactly: before it is truncated, the quotient is 0.5 / kv_heads off the integers.
+__device__ __forceinline__ int group_of(int heads, int kv_heads) { return __fdividef(heads + 0.5f, kv_heads); }
+extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     extern __shared__ __align__(128) char shared[];
     unsigned q_tile = shared_address(shared);
-    asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
-    const Place place;
+    const int group = group_of(heads, kv_heads);
+    for (int first = 0; first < group; first += PACK) {   // once, where a tile has rows for the whole group
+    const Place place(group, first);
     // Told by lane 0, so that the compiler knows it to be the same in a whole warp.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    const int rows_end = q_len, shift = (int)kv_len - (int)q_len;
+    const int rows_end = (int)q_len * PACK, shift = (int)kv_len - (int)q_len;
     const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
-    const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
-    const int tiles = keys_end > 0 ? (keys_end + BN - 1) / BN : 0, steps = (tiles + SPLIT - 1 - place.part) / SPLIT;   // those of all, and this block's
-    cluster_arrive();   // no block may write into another's shared memory before that one runs
+    const int keys_end = CAUSAL ? min((int)kv_len, query_of(min(place.row + BM, rows_end)) + shift) : (int)kv_len;   // may be negative
+    const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = copy_row, last = (tiles - 1 - place.part) * BN;
-    const unsigned key_to = copy_to;
+    const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
+    const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
 
-    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
-    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
-    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
-    // Only now, or q would wait for what k and v alone need.
-    int head = place.head;
-    asm volatile("" : "+r"(head));
-    const int kv_head = kv_head_of(head, heads, kv_heads);
+    const char* const q_from = q + (place.batch * q_batch + place.head * q_head) * 2 + copy_byte;
+    // Of a row; where there is no such row, of the block's first.
+    const char* const mask_from = attn_mask + (place.batch * mask_batch + place.head * mask_head) * MASK_BYTES;
+    auto mask_of = [&](int asked) {
+        const int row = asked < rows_end && head_of(asked) < place.heads ? asked : place.row;
+        return mask_from + (offset_of(row, mask_head, mask_query)) * MASK_BYTES;
+    };
+    if (steps > 0) {   // as load_rows, but rows of several heads have no pitch
+        constexpr int STEP = THREADS / COLUMNS;
+        #pragma unroll
+        for (int i = 0; i < (BM + STEP - 1) / STEP; ++i) {
+            const int row = place.row + copy_row + i * STEP;
+            if (BM % STEP == 0 || copy_row + i * STEP < BM)
+                #pragma unroll
+                for (int g = 0; g < GROUPS; ++g)
+                    copy_async_16_or_zero(q_tile + copy_to + i * STEP * Rows::PITCH + g * COLUMNS * 16,
+                                          q_from + offset_of(row, q_head, q_seq) * 2 + g * COLUMNS * 16, row < rows_end && head_of(row) < place.heads);
+        }
+    }
+    const int kv_head = place.kv_head;
     // Of the thread, in the tile that is asked for next.
     const char* k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
         if (step >= 0 && step < steps) {
+            keep_in_l2<KEY_ROWS, KEY_THREADS>(key_row, k_from, k_seq * 2, step > 0 ? KEY_ROWS : (int)kv_len - last);
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
-            k_from -= SPLIT * BN * k_seq * 2;
+            k_from -= BN * k_seq * 2;
         }
         commit_copies();
     };
     auto load_v = [&](int step) {
         if (step >= 0 && step < steps) {
+            keep_in_l2<KEY_ROWS, KEY_THREADS>(key_row, v_from, v_seq * 2, step > 0 ? KEY_ROWS : (int)kv_len - last);
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, v_tiles + step % V_STAGES * TILE_BYTES + key_to, v_from, v_seq * 2, step > 0, (int)kv_len - last);
-            v_from -= SPLIT * BN * v_seq * 2;
+            v_from -= BN * v_seq * 2;
         }
         commit_copies();
     };
@@ -271,33 +334,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
     const int own_row = place.row + warp_m * ROWS;   // the warp's first
 
-    // Scores that a row does not see become NONE.
-    auto mask = [&](float (&s)[TILES][KEYS / 8][4], int step) {
-        const int key = (tiles - 1 - place.part - step * SPLIT) * BN + warp_n * KEYS;
-        if (key + KEYS <= (int)kv_len && !(CAUSAL && key + KEYS - 1 > own_row + shift)) return;
-        asm volatile("");   // keeps this a branch: as selects it would cost as much in every step
+    const bool pairs = mask_key == 1 && (mask_batch | mask_head | mask_query) % 2 == 0;   // of elements lie in one aligned word
+    const char* mask_rows[TILES][2];
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) mask_rows[m][h] = mask_of(own_row + m * 16 + h * 8 + lane / 4);
+    // What apply_mask needs for a step. Keys past the end are not seen.
+    auto fetch_mask = [&](unsigned (&mask)[TILES][2][KEYS / 8], int step) {
+        const int first = (steps - 1 - step) * BN + warp_n * KEYS, key = first + 2 * (lane % 4);
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const int row = own_row + m * 16 + h * 8 + lane / 4;
-                const int seen = (CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len) - key - 2 * (lane % 4);
-                #pragma unroll
-                for (int n = 0; n < KEYS / 8; ++n)
+                const char* const from = mask_rows[m][h] + key * mask_key * MASK_BYTES;
+                if (pairs && first + KEYS <= (int)kv_len) {
                     #pragma unroll
-                    for (int e = 0; e < 2; ++e)
-                        if (n * 8 + e >= seen) s[m][n][2 * h + e] = NONE;
+                    for (int n = 0; n < KEYS / 8; ++n) mask[m][h][n] = load_pair(from + n * 8 * MASK_BYTES);
+                } else {
+                    #pragma unroll
+                    for (int n = 0; n < KEYS / 8; ++n)
+                        mask[m][h][n] = load_element_if(key + n * 8 < (int)kv_len, from + n * 8 * mask_key * MASK_BYTES)
+                            | load_element_if(key + n * 8 + 1 < (int)kv_len, from + (n * 8 + 1) * mask_key * MASK_BYTES) << MASK_BITS;
+                }
             }
     };
     // Whether the warp's rows see any of its keys of a step.
     auto sees = [&](int step) {
-        return !CAUSAL || (tiles - 1 - place.part - step * SPLIT) * BN + warp_n * KEYS <= own_row + ROWS - 1 + shift;
+        return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= query_of(own_row + ROWS - 1) + shift;
     };
     unsigned q_held[TILES][D / 16][4];
     auto load_q = [&]() {
@@ -309,10 +379,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        __syncthreads();
+        __syncwarp();
     };
     // s holds the scores of `step`; those of the next are multiplied beside its softmax.
     float even[TILES][KEYS / 8][4], odd[TILES][KEYS / 8][4];
+    unsigned mask[TILES][2][KEYS / 8];
+    if (steps > 0) fetch_mask(mask, 0);
     wait_copies<(V_STAGES == 1 ? 2 * (K_STAGES - 1) : 2 * K_STAGES - 1)>();
     __syncthreads();
     load_q();
@@ -323,7 +395,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
         ask(step);
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
         unsigned weights[TILES][KEYS / 16][4];
-        mask(s, step);
+        apply_mask(s, mask);
+        if (step + 1 < steps) fetch_mask(mask, step + 1);
         raise(s, running, acc, slope);
         if (V_STAGES == 1 || V_LATE) {
             wait_copies<V_IN_FLIGHT>();
@@ -334,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
         for (int n = 0; n < KEYS / 16; ++n) {
             weigh(weights, s, n, running, slope);
             multiply_qk_part(next, q_held, n, k_at, k_turn);
-            multiply_pv(acc, weights, n, v_at, v_turn);
+            multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
         }
     };
     for (int step = 0; step < steps; step += 2) {
@@ -347,13 +420,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
-            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
-            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
+            sum[m][h] = running.sum[m][2 * h];
         }
     wait_copies<0>();   // none may land in what follows
 
-    {   // Columns of warps merge first, and keep their shares where their own sums stood. The cluster merges those.
     // Those that shared the keys merge a share of the head each: they keep that of their own sums, and get the others' for it.
     constexpr int SHARE = D / 8 / WARPS_N;   // 8-wide pieces of a row
     static_assert(D / 8 % WARPS_N == 0, "every one of them merges as much");
@@ -398,10 +468,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
             }
             running.top[m][h] = top;
         }
+
+    // Rows that see no key are zero, not 0 / 0.
+    float inverse[TILES][2];
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h)
+        for (int h = 0; h < 2; ++h) {
+            const int row = own_row + m * 16 + h * 8 + lane / 4;
+            const bool blind = running.top[m][h] == NONE && sum[m][h] == sum[m][h];   // NaN is no maximum, but the sum then is NaN
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
+        }
+    char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
+    char* const o_lane = o_rows + warp_n * SHARE * 16 + lane % 4 * (SHARE % 4 == 0 ? 16 : 4);
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const bool wanted = own_row + m * 16 + h * 8 + lane / 4 < rows_end && head_of(own_row + m * 16 + h * 8 + lane / 4) < place.heads;
+            unsigned packed[SHARE];
             #pragma unroll
             for (int i = 0; i < SHARE; ++i) {
                 float2 total = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
@@ -416,120 +501,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
                     total.x = fmaf(x.x, factor[m][h][w], total.x);
                     total.y = fmaf(x.y, factor[m][h][w], total.y);
                 }
-                acc[m][i][2 * h] = total.x;
-                acc[m][i][2 * h + 1] = total.y;
+                packed[i] = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
             }
-    }
-    // Each block of the cluster merges a share of what a warp has kept, or one piece of it, where only the first blocks get one.
-    constexpr int HELD = D / 8 / WARPS_N, SHARE = HELD < SPLIT ? 1 : HELD / SPLIT;   // 8-wide pieces of a row
-    static_assert(HELD % SPLIT == 0 || SPLIT % HELD == 0, "none merges a part of a share");
-    // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
-    constexpr int PIECES = TILES * 2 * SHARE;   // pairs of accumulators a lane
-    // Others may send before the columns here have merged: what they send has memory of its own.
-    constexpr int TILES_END = BM * Rows::PITCH + (K_STAGES + V_STAGES) * TILE_BYTES, MERGED = WARPS_N * BM * (D + 2) * 4;
-    constexpr int SENT_AT = TILES_END > MERGED ? TILES_END : MERGED;
-    float2* const sent = (float2*)(shared + SENT_AT);   // [SPLIT - 1][WARPS][PIECES][32]
-    float2* const state = sent + (SPLIT - 1) * WARPS * PIECES * 32;                                  // [SPLIT - 1][WARPS][ROWS]: maximum, sum
-    auto sums_of = [&](int w, int m, int h, int i) { return sent[(((w - 1) * WARPS + warp) * PIECES + (m * 2 + h) * SHARE + i) * 32 + lane]; };
-    auto state_of = [&](int w, int m, int h) { return state[((w - 1) * WARPS + warp) * ROWS + m * 16 + h * 8 + lane / 4]; };
-    // No index of a register may be unknown to the compiler.
-    auto piece = [&](int of, int m, int h, int i) {
-        float2 x = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
-        #pragma unroll
-        for (int w = 1; w < SPLIT; ++w)
-            if (of == w) x = make_float2(acc[m][w * SHARE + i][2 * h], acc[m][w * SHARE + i][2 * h + 1]);
-        return x;
-    };
-    cluster_wait();
-    #pragma unroll
-    for (int w = 0; w < SPLIT - 1; ++w) {   // slot i is for what comes from the block i + 1 places further on
-        const int to = (place.part + w + 1) % SPLIT, slot = (SPLIT - 2 - w) * WARPS + warp;
-        const unsigned sent_to = address_in_block(shared_address(sent + slot * PIECES * 32 + lane), to);
-        const unsigned state_to = address_in_block(shared_address(state + slot * ROWS + lane / 4), to);
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m)
-            #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                if (lane % 4 == 0) store_in_cluster(state_to + (m * 16 + h * 8) * 8, make_float2(running.top[m][h], sum[m][h]));
-                #pragma unroll
-                for (int i = 0; i < SHARE; ++i) store_in_cluster(sent_to + ((m * 2 + h) * SHARE + i) * 32 * 8, piece(to, m, h, i));
-            }
-    }
-    cluster_barrier();
-    float factor[TILES][2][SPLIT];   // of what was kept, then of what was sent
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float2 of[SPLIT];
-            of[0] = make_float2(running.top[m][h], sum[m][h]);
-            float top = of[0].x;
-            sum[m][h] = 0.f;
-            #pragma unroll
-            for (int w = 1; w < SPLIT; ++w) {
-                of[w] = state_of(w, m, h);
-                top = fmaxf(top, of[w].x);
-            }
-            #pragma unroll
-            for (int w = 0; w < SPLIT; ++w) {
-                factor[m][h][w] = exp2_fast((of[w].x - (top == NONE ? 0.f : top)) * slope);
-                sum[m][h] = fmaf(of[w].y, factor[m][h][w], sum[m][h]);
-            }
-            running.top[m][h] = top;
-        }
-
-    // Rows that see no key are zero, not 0 / 0.
-    float inverse[TILES][2];
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = own_row + m * 16 + h * 8 + lane / 4;
-            const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
-        }
-    char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = own_row + m * 16 + h * 8 + lane / 4;
+            char* const to = o_lane + offset_of(own_row + m * 16 + h * 8 + lane / 4, o_head, o_seq) * 2;
             #pragma unroll
             for (int i = 0; i < SHARE; ++i) {
-                float2 total = piece(place.part, m, h, i);
-                total.x *= factor[m][h][0];
-                total.y *= factor[m][h][0];
-                #pragma unroll
-                for (int w = 1; w < SPLIT; ++w) {
-                    const float2 x = sums_of(w, m, h, i);
-                    total.x = fmaf(x.x, factor[m][h][w], total.x);
-                    total.y = fmaf(x.y, factor[m][h][w], total.y);
-                }
-                if (row < rows_end && place.part * SHARE < HELD)
-                    *(unsigned*)(o_rows + row * o_seq * 2 + (warp_n * HELD + place.part * SHARE + i) * 16 + lane % 4 * 4) = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
+                if (SHARE % 4) store_4_if(wanted, to + i * 16, packed[i]);
+                else if (i % 4 == 0) store_16_if(wanted, to + i * 16, own_chunk(packed + i, lane));
             }
         }
+    __syncthreads();   // nobody reads the tiles any more
+    }
 }
 
-// For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it. The blocks of what would
-// be a cluster take rows in turn.
+// For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* attn_mask, unsigned short* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
-    const Place place;
+    const int group = group_of(heads, kv_heads);
+    for (int first = 0; first < group; first += PACK) {   // once, where a tile has rows for the whole group
+    const Place place(group, first);
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const int kv_head = kv_head_of(place.head, heads, kv_heads);
+    const int kv_head = place.kv_head;
     const unsigned short* const keys = k + place.batch * k_batch + kv_head * k_head;
     const unsigned short* const values = v + place.batch * v_batch + kv_head * v_head;
-    for (int row = place.row + place.part * WARPS + threadIdx.x / 32; row < place.row + BM && row < q_len; row += SPLIT * WARPS) {
-        const int seen = CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len;
-        const unsigned short* q_row = q + place.batch * q_batch + place.head * q_head + row * q_seq;
+    for (int row = place.row + threadIdx.x / 32; row < place.row + BM && row < q_len * PACK; row += WARPS) {
+        if (head_of(row) >= place.heads) continue;
+        const int seen = CAUSAL ? min((int)kv_len, query_of(row) + shift + 1) : (int)kv_len;
+        const unsigned short* q_row = q + place.batch * q_batch + place.head * q_head + offset_of(row, q_head, q_seq);
+        const char* mask_row = attn_mask + (place.batch * mask_batch + place.head * mask_head + offset_of(row, mask_head, mask_query)) * MASK_BYTES;
         float own[D / 32], acc[D / 32], top = NONE, sum = 0.f;
         for (int d = 0; d < D / 32; ++d) own[d] = T::widen(q_row[d * 32 + lane]), acc[d] = 0.f;
         for (int key = 0; key < seen; ++key) {
+            const unsigned mask = load_element_if(true, mask_row + key * mask_key * MASK_BYTES);
+            if (mask == UNSEEN) continue;
             float s = 0.f;
             for (int d = 0; d < D / 32; ++d) s = fmaf(own[d], T::widen(keys[key * k_seq + d * 32 + lane]), s);
             for (int across = 16; across; across /= 2) s += __shfl_xor_sync(~0u, s, across);
@@ -539,7 +547,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
             for (int d = 0; d < D / 32; ++d) acc[d] = fmaf(weight, T::widen(values[key * v_seq + d * 32 + lane]), acc[d] * factor);
             top = next;
         }
-        unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + row * o_seq;
-        for (int d = 0; d < D / 32; ++d) o_row[d * 32 + lane] = (unsigned short)T::pack(seen > 0 ? acc[d] / sum : 0.f, 0.f);
+        unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + offset_of(row, o_head, o_seq);
+        for (int d = 0; d < D / 32; ++d) o_row[d * 32 + lane] = (unsigned short)T::pack(sum == 0.f ? 0.f : acc[d] / sum, 0.f);
+    }
     }
 }
