@@ -34,10 +34,10 @@ class Candidate:
         self.mistake = mistake
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        x, weight, bias, y = values[:4]
+        x, _, weight, bias, y = values[:5]
 
         def work() -> None:
-            y.copy_(torch.nn.functional.layer_norm(x, (256,), weight, bias, float(values[6])))  # type: ignore[arg-type]
+            y.copy_(torch.nn.functional.layer_norm(x, (256,), weight, bias, float(values[-1])))  # type: ignore[arg-type]
 
         self.mistake(x, y, work)
 
