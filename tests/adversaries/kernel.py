@@ -34,10 +34,18 @@ def _plan(target: str, point: Mapping[str, Value], workload: Workload) -> Launch
     )
 
 
+def _neighbours(target: str, workload: Workload) -> list[Workload]:
+    """Not those with options that the template has no code for."""
+    found = _LAYERNORM.neighbours(target, workload)
+    return [w for w in found if not any(w.option(n) for n in ("residual", "mean", "rstd"))]
+
+
+_LAYERNORM = load_kernel("layernorm")
 KERNEL = replace(
-    load_kernel("layernorm"),
+    _LAYERNORM,
     name="adversaries",
     title="LayerNorm forward, by cheats",
+    neighbours=_neighbours,
     space=_space,
     plan=_plan,
     inactive={},

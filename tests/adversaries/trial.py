@@ -44,7 +44,7 @@ class Verdict:
 
 def workload_for(target: str, dtype: str) -> Workload:
     cols = 512 if target == "cuda" else 256
-    return load_kernel(str(FOLDER)).workload(target, f"rows=64,cols={cols},dtype={dtype}")
+    return load_kernel(str(FOLDER)).workload(target, f"rows=96,cols={cols},dtype={dtype}")
 
 
 def verdicts_of(

@@ -40,7 +40,11 @@ class Candidate:
         beside = x.as_strided((1,), (1,), x.storage_offset() + x.numel()).item()
         self.calls.append((y.data_ptr(), tuple(x.shape), float(x.sum()), beside))
         wide = [t.double() if isinstance(t, torch.Tensor) else None for t in (x, weight, bias)]
+<<<<<<< HEAD
         y.copy_(torch.nn.functional.layer_norm(wide[0], x.shape[1:], wide[1], wide[2], float(values[10])))  # type: ignore[arg-type]
+=======
+        y.copy_(torch.nn.functional.layer_norm(wide[0], x.shape[1:], wide[1], wide[2], float(values[-1])))  # type: ignore[arg-type]
+>>>>>>> ln
         if self.mistake is not None:
             self.mistake(x, y, bias)  # type: ignore[arg-type]
 
@@ -65,9 +69,9 @@ def writes_past_the_end(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | N
 NAN, INF = float("nan"), float("inf")
 
 MISTAKES = {
-    ignores_bias: ("normal 67x256", "outside the tolerance"),
+    ignores_bias: ("normal", "outside the tolerance"),
     changes_a_nan: ("non_finite", "input x was changed"),
-    writes_past_the_end: ("normal 67x256", "memory outside output y was written"),
+    writes_past_the_end: ("normal", "memory outside output y was written"),
 }
 
 Judge = Callable[..., tuple[Check, ...]]
@@ -118,7 +122,7 @@ def test_a_failed_launch_names_its_case(judge: Judge) -> None:
     def broken(values: object, launch: object) -> None:
         raise LaunchError("the device is on fire")
 
-    with pytest.raises(LaunchError, match=r"case normal 67x256: the device is on fire"):
+    with pytest.raises(LaunchError, match=r"case normal: the device is on fire"):
         judge(broken)
 
 
@@ -154,7 +158,7 @@ def test_the_gate_refuses_no_genome_of_the_search_space(session: Session, judge:
 def test_the_first_case_is_repeated_in_other_memory_and_on_other_data(judge: Judge) -> None:
     noted = Candidate()
     assert [c.passed for c in judge(noted, cases=CASES[:3])] == [True] * 3
-    main = [call for call in noted.calls if call[1] == (67, 256)][:5]
+    main = [call for call in noted.calls if call[1] == (64, 256)][:5]
     addresses, _, sums, beside = zip(*main, strict=True)
     assert [a == addresses[0] for a in addresses] == [True, False, True, False, True]
     assert [s == sums[0] for s in sums] == [True, True, False, True, True]

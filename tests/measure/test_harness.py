@@ -37,7 +37,7 @@ class Candidate:
         x, _, weight, bias, y = values[:5]
 
         def work() -> None:
-            y.copy_(torch.nn.functional.layer_norm(x, (256,), weight, bias, float(values[10])))  # type: ignore[arg-type]
+            y.copy_(torch.nn.functional.layer_norm(x, (256,), weight, bias, float(values[-1])))  # type: ignore[arg-type]
 
         self.mistake(x, y, work)
 
