@@ -31,8 +31,8 @@ _ROUNDS, _ROUNDS_ON_CPU = 5, 7
 """Of which the shortest counts: what disturbs a call only adds to its time. On a CPU at least so many."""
 _WARM_S, _LONGEST_RACE_S = 0.05, 0.2
 """On a CPU, whose threads wake slowly at first: rounds go on for so long at least, and none begins after so long."""
-_LEAD_CYCLES = 1 << 20
-"""Of the GPU's clock, about half a millisecond: so long the GPU waits, while the CPU enqueues all rounds."""
+_LEAD, _CYCLES_A_SECOND = 1.5, 2.5e9
+"""The GPU waits for so many times what the CPU takes to enqueue all rounds; cycles of the fastest GPUs."""
 
 _Found = TypeVar("_Found")
 
@@ -50,9 +50,10 @@ class OneVariant(Table):
         if any(sizes[n] != variant.sizes[n] for n in variant.fixed):
             return "other sizes are compiled in"
         try:
-            return self._loaded.call(sizes, _fail)
+            self[key] = self._loaded.call(sizes, _fail)
         except Unavailable as reason:
-            return str(reason)
+            self[key] = str(reason)
+        return self[key]
 
 
 def _fail(_variant: int, _device: int, reason: str) -> NoReturn:
@@ -111,28 +112,38 @@ def race(
             raise Unavailable("no variant takes it")
         contenders = [partial(frontend.ORIGINAL, *args), *(calls[i] for i in taking)]
         contenders[0]()
-        original, *own = _times_on_cpu(contenders) if device < 0 else _times_on_gpu(contenders, place)
-        return variants[taking[own.index(min(own))]], min(own) / original, disturbed()
+        (original, *own), late = (_times_on_cpu(contenders), False) if device < 0 else _times_on_gpu(contenders, place)
+        return variants[taking[own.index(min(own))]], min(own) / original, disturbed() or late
 
     return aside(device, times)
 
 
-def _times_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) -> list[float]:
-    """Milliseconds."""
+def _times_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) -> tuple[list[float], bool]:
+    """Milliseconds; and whether the CPU was late, so that the GPU has waited for it within a call."""
     other_data = torch.empty(torch.cuda.get_device_properties(place).L2_cache_size, dtype=torch.uint8, device=place)
-    spans: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in calls]
-    torch.cuda.current_stream().synchronize()
-    torch.cuda._sleep(_LEAD_CYCLES)
-    for _ in range(_ROUNDS):
-        for call, found in zip(calls, spans, strict=True):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    spans = [[[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_ROUNDS)] for _ in calls]
+
+    def enqueue(turn: int) -> None:
+        for call, of_call in zip(calls, spans, strict=True):
+            begin, end = of_call[turn]
             other_data.zero_()
             begin.record()
             call()
             end.record()
-            found.append((begin, end))
+
+    began = time.perf_counter()
+    enqueue(0)
+    needed_s = _ROUNDS * (time.perf_counter() - began)
+    late = True
+    for lead_s in (_LEAD * needed_s, 4 * _LEAD * needed_s):
+        if late:
+            torch.cuda.current_stream().synchronize()
+            torch.cuda._sleep(int(lead_s * _CYCLES_A_SECOND))
+            for turn in range(_ROUNDS):
+                enqueue(turn)
+            late = spans[0][0][0].query()
     torch.cuda.current_stream().synchronize()
-    return [min(begin.elapsed_time(end) for begin, end in found) for found in spans]
+    return [min(begin.elapsed_time(end) for begin, end in of_call) for of_call in spans], late
 
 
 def _times_on_cpu(calls: Sequence[Callable[[], object]]) -> list[float]:

@@ -210,7 +210,7 @@ def test_gradients_by_a_backward_are_within_twice_pytorchs_errors(
     trained: ModuleType, rows: int, dtype: torch.dtype
 ) -> None:
     tensors = drawn(rows, dtype)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         found = step(trained, *tensors)
     assert not {event.name for event in profile.events()} & {"aten::rms_norm", "aten::_fused_rms_norm"}
     check(trained, found, *tensors)

@@ -51,7 +51,7 @@ def test_functions_agree_on_pytorchs_samples(module: ModuleType, dtype: torch.dt
     served, trained, is_attention, tolerance = 0, 0, is_of("attention", module), dict[str, float]()
     serve(module, gradients=True)
     if dtype == torch.float32 and is_norm(module):  # PyTorch's own: toleranceOverride of the operation
-        tolerance = {"atol": 1e-5, "rtol": 1e-3}
+        tolerance = {"atol": 1e-4 if is_trained(module) else 1e-5, "rtol": 1e-3}  # 316 is rstd where a row is one element
     elif is_attention:  # two roundings of values up to 9, where weighted values cancel; in float32 those of
         # scores, which are up to 648, and errors of which are relative errors of the weights
         roundings = (2048 if dtype == torch.float32 else 8) * torch.finfo(dtype).eps
