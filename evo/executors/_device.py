@@ -345,22 +345,21 @@ def session() -> Session:
 
 
 def _harness(data: TaskData) -> TimingHarness:
-    """Kept, with its data, as long as there is memory for those of others: a run may have more workloads than fit."""
+    """Kept, with its data, as long as there is memory for what others need: a run may have more workloads than fit."""
     from evo.measure.buffers import free_bytes
     from evo.measure.harness import TimingHarness
 
-    known = _state.harnesses
-    if data in known:
-        known[data] = known.pop(data)
-        return known[data]
-    made = TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed)
-    while known and free_bytes(session().device) < _ROOM * made.held_bytes:
-        oldest = next(iter(known))
+    others = _state.harnesses
+    harness = others.pop(data, None)
+    if harness is None:
+        harness = TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed)
+    while others and free_bytes(session().device) < _ROOM * harness.held_bytes:
+        oldest = next(iter(others))
         _state.ready.pop(oldest, None)
-        del known[oldest]
+        del others[oldest]
         gc.collect()  # its parts refer to each other
-    known[data] = made
-    return made
+    others[data] = harness
+    return harness
 
 
 def open_device() -> None:
