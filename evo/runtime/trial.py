@@ -31,8 +31,8 @@ _ROUNDS, _ROUNDS_ON_CPU = 5, 7
 """Of which the shortest counts: what disturbs a call only adds to its time. On a CPU at least so many."""
 _WARM_S, _LONGEST_RACE_S = 0.05, 0.2
 """On a CPU, whose threads wake slowly at first: rounds go on for so long at least, and none begins after so long."""
-_LEAD, _CYCLES_A_SECOND = 1.5, 2.5e9
-"""The GPU waits for so many times what the CPU takes to enqueue all rounds; cycles of the fastest GPUs."""
+_LEAD, _LONGEST_LEAD_S, _CYCLES_A_SECOND = 1.5, 0.02, 2.5e9
+"""The GPU waits for so many times what the CPU takes to enqueue all rounds, but not longer; cycles of the fastest GPUs."""
 
 _Found = TypeVar("_Found")
 
@@ -138,7 +138,7 @@ def _times_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) ->
     for lead_s in (_LEAD * needed_s, 4 * _LEAD * needed_s):
         if late:
             torch.cuda.current_stream().synchronize()
-            torch.cuda._sleep(int(lead_s * _CYCLES_A_SECOND))
+            torch.cuda._sleep(int(min(lead_s, _LONGEST_LEAD_S) * _CYCLES_A_SECOND))
             for turn in range(_ROUNDS):
                 enqueue(turn)
             late = spans[0][0][0].query()
