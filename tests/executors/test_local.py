@@ -392,7 +392,9 @@ if __name__ == "__main__":
 
 
 def test_data_of_workloads_that_memory_does_not_hold_together_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = find_target("cpu").open()
     monkeypatch.setattr(_device, "_state", _device._State(target="cpu"))
+    monkeypatch.setattr(_device, "session", lambda: opened)  # the process's own turns gradients off
     sizes = check_workloads(load_kernel("layernorm"), "cpu", ["rows=8,cols=8,dtype=float32", "rows=8,cols=9,dtype=float32"])
     data = [TaskData(kernel="layernorm", target="cpu", workload=size) for size in sizes]
     first, second = (weakref.ref(_device._harness(d)) for d in data)
