@@ -6,7 +6,6 @@ import argparse
 import importlib
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +17,9 @@ from typing import Any
 import torch
 
 from evo.runtime.timing import Sample, Timing, race, watch
+from evo.runtime.trial import rounds_on_gpu
 
 __all__ = ["Package", "Sample", "Timing", "add_packages", "gpu_times", "load", "load_all", "machine", "race", "watch"]
-
-_LEAD_CYCLES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -105,21 +103,11 @@ def machine(place: torch.device) -> str:
 
 
 def gpu_times(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Microseconds of the GPU's own time of each, with none of its data in the second-level cache: the median of rounds in
-    which they take turns, behind a wait that lets the CPU run ahead."""
-    cache = torch.empty(torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
-    spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
-    for call in calls.values():
-        call()
-    torch.cuda.synchronize()
-    torch.cuda._sleep(_LEAD_CYCLES)
-    for turn in range(rounds):
-        for name in list(calls)[:: 1 - 2 * (turn % 2)]:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            cache.zero_()
-            begin.record()
-            calls[name]()
-            end.record()
-            spans[name].append((begin, end))
-    torch.cuda.synchronize()
-    return {name: 1e3 * median(a.elapsed_time(b) for a, b in found) for name, found in spans.items()}
+    """Microseconds of the GPU's own time of each, with none of its data in the second-level cache: the median of at least so
+    many rounds in which they take turns."""
+    place = torch.device("cuda", torch.cuda.current_device())
+    found: list[list[float]] = [[] for _ in calls]
+    while len(found[0]) < rounds:
+        for of_call, more in zip(found, rounds_on_gpu(list(calls.values()), place)[0], strict=True):
+            of_call += more
+    return {name: 1e3 * median(of_call) for name, of_call in zip(calls, found, strict=True)}

@@ -214,19 +214,20 @@ def _cover(finals: Collection[WorkloadFinals], genomes: Mapping[str, str]) -> Co
     """genomes: by the candidate's public id."""
     if not (served := [(held, held.winner, held.confirmed) for held in finals if held.winner is not None]):
         return None
-    lost = {held.task for held, _, time in served if time is not None and (time.ratio_low or 0.0) > 1 and not held.disturbed}
+    lost = {held.task for held, _, time in served if time is not None and (time.ratio_low or 0.0) > 1 and not time.disturbed}
     counts = Counter(genomes[winner] for held, winner, _ in served if held.task not in lost)
     numbers = {variant: n for n, (variant, _) in enumerate(counts.most_common(), 1)}
     points = []
     for held, winner, confirmed in served:
         own = next(f.ratio for f in held.finalists if f.winner)
+        taken = 1.0 if held.task in lost else own
         points.append(
             CoveredPoint(
                 workload=held.workload,
                 variant=None if held.task in lost else numbers[genomes[winner]],
                 winner=winner,
                 speedup=1 / (confirmed.ratio if confirmed is not None else own),
-                distance=0.0 if held.task in lost else own / min(f.ratio for f in held.finalists) - 1,
+                distance=taken / min(taken, *(f.ratio for f in held.finalists)) - 1,
             )
         )
     points.sort(key=lambda p: p.variant or len(points))

@@ -56,9 +56,9 @@ def export(
         else:
             for name in dict.fromkeys(what):
                 chosen += _chosen(store, name, db, refused=refused)
-            unconfirmed = [said for c in chosen if (said := _unconfirmed(store, c, db))]
+            for said in filter(None, [_unconfirmed(store, c, db) for c in chosen]):
+                typer.echo(f"evo: {said}", err=True)
             written, remarks = export_winners(store, chosen, exporter, out, arch or ())
-            remarks = unconfirmed + remarks
     shown = remarks if len(remarks) <= _SHOWN else remarks[: _SHOWN - 1]
     for remark in shown:
         typer.echo(f"evo: {remark}", err=True)

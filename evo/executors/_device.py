@@ -38,9 +38,6 @@ _READY_S = 600.0
 
 _UNLIMITED = 1 << 60
 
-_ROOM = 3
-"""Times a workload's data, for what is made besides: results of baselines that a sample keeps, those of contenders."""
-
 _PROBE_ELEMENTS = 1 << 16
 
 _ATTEMPTS = 2
@@ -319,8 +316,6 @@ class _State:
     """A candidate has run in it."""
     harnesses: dict[TaskData, TimingHarness] = field(default_factory=dict)
     """That used last comes last."""
-    ready: dict[TaskData, set[str]] = field(default_factory=dict)
-    """For which of "gate" and "timing" there are data."""
 
 
 _state = _State()
@@ -345,20 +340,19 @@ def session() -> Session:
 
 
 def _harness(data: TaskData) -> TimingHarness:
-    """Kept, with its data, as long as there is memory for what others need: a run may have more workloads than fit."""
+    """Kept, with its data, as long as there is memory for what others need: a run may have more workloads than fit. They
+    take turns, and so that used last is freed first."""
     from evo.measure.buffers import free_bytes
     from evo.measure.harness import TimingHarness
 
-    others = _state.harnesses
-    harness = others.pop(data, None)
+    harnesses = _state.harnesses
+    harness = harnesses.pop(data, None)
     if harness is None:
         harness = TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed)
-    while others and free_bytes(session().device) < _ROOM * harness.held_bytes:
-        oldest = next(iter(others))
-        _state.ready.pop(oldest, None)
-        del others[oldest]
+    while harnesses and free_bytes(session().device) < harness.wanted_bytes:
+        harnesses.popitem()
         gc.collect()  # its parts refer to each other
-    others[data] = harness
+    harnesses[data] = harness
     return harness
 
 
@@ -386,8 +380,8 @@ def open_device() -> None:
 def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing")) -> None:
     """Opens the device, and makes the data of a workload, for the gate and for timing, once. Raises DeviceError, UsageError
     if they do not fit."""
-    ready = _state.ready.setdefault(data, set())
-    missing = set(needed) - ready
+    harness = _harness(data)
+    missing = set(needed) - harness.ready
     if missing or not _state.used:  # a spare is probed again: since it was opened another process has broken something
         open_device()
     if not missing:
@@ -397,15 +391,15 @@ def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing")) -> 
     if host_code:
         limit_data(_UNLIMITED)
     if "timing" in missing:
-        _harness(data).prepare()
+        harness.prepare()
     if "gate" in missing:
-        _harness(data).gate.warm_up(data.workload)
+        harness.gate.warm_up(data.workload)
     session().synchronize()
     if host_code:
         # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
         limit_data(_state.memory_bytes, times_held=2)
     reap_child()  # what is found later is a candidate's
-    ready |= missing
+    harness.ready |= missing
 
 
 def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:

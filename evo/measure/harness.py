@@ -250,6 +250,8 @@ class TimingHarness:
         self.gate = Gate(kernel, target, session, seed)
         self._replays: dict[tuple[Protocol, int], Replay] = {}
         """Of the reference, by protocol and number of sets."""
+        self.ready: set[str] = set()
+        """For which of "gate" and "timing" there are data."""
         self._timed_data_changed = False
         self._in_vain = 0
 
@@ -279,9 +281,11 @@ class TimingHarness:
         return _REFERENCE_BYTES * elements
 
     @property
-    def held_bytes(self) -> int:
-        """What its data take once they are made."""
-        return self._sets(free_bytes(self._session.device)) * self._set_bytes + self._reference_bytes
+    def wanted_bytes(self) -> int:
+        """What judging takes beside what is held: results that the samples of two contenders keep; and the data, until they
+        are made."""
+        sets = self._sets(free_bytes(self._session.device)) * self._set_bytes
+        return 2 * sets if "data" in vars(self) else 3 * sets + self._reference_bytes
 
     @cached_property
     def data(self) -> TimedData:

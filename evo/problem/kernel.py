@@ -591,8 +591,8 @@ def _cost(kernel: Kernel, workload: Workload) -> Cost:
     return Cost(bytes=sum(width[a.dtype] * math.prod(_shape(a, workload)) for a in tensors), flops=0)
 
 
-_SMALL = 64
-"""Times in the largest input: one of fewer bytes is left out of a copy."""
+_SMALL = 1 / 64
+"""Of the largest input's bytes: one of fewer is left out of a copy."""
 
 
 def _copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:
@@ -602,7 +602,7 @@ def _copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:
 
     left, parts = kernel.cost(workload).bytes // 2, list[torch.Tensor]()
     largest = max(t.nbytes for t in inputs.values() if t is not None)
-    for tensor in (t for t in inputs.values() if t is not None and t.nbytes > largest // _SMALL):
+    for tensor in (t for t in inputs.values() if t is not None and t.nbytes >= _SMALL * largest):
         parts.append(tensor.flatten().view(torch.uint8)[:left])
         left -= len(parts[-1])
     copy = parts[0].new_empty(sum(map(len, parts)))

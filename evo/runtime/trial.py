@@ -31,8 +31,10 @@ _ROUNDS, _ROUNDS_ON_CPU = 5, 7
 """Of which the shortest counts: what disturbs a call only adds to its time. On a CPU at least so many."""
 _WARM_S, _LONGEST_RACE_S = 0.05, 0.2
 """On a CPU, whose threads wake slowly at first: rounds go on for so long at least, and none begins after so long."""
-_LEAD, _LONGEST_LEAD_S, _CYCLES_A_SECOND = 1.5, 0.02, 2.5e9
-"""The GPU waits for so many times what the CPU takes to enqueue all rounds, but not longer; cycles of the fastest GPUs."""
+_LEAD = 1.5
+"""The GPU waits for so many times what the CPU takes to enqueue all rounds."""
+_LONGEST_LEAD_S, _CYCLES_A_SECOND = 0.02, 2.5e9
+"""What it waits at most; cycles of the fastest GPUs."""
 
 _Found = TypeVar("_Found")
 
@@ -97,7 +99,7 @@ def try_out(frontend: Any, loaded: Loaded, place: torch.device) -> None:
 def race(
     frontend: Any, variants: Sequence[Loaded], sizes: Mapping[str, int], dtype: torch.dtype, device: int
 ) -> tuple[Loaded, float, bool]:
-    """The fastest for one problem, its time over PyTorch's, and whether other programs disturbed the race. Raises
+    """The fastest for one problem, its time over PyTorch's, and whether the race was disturbed. Raises
     Unavailable where none takes the problem; what PyTorch raises, as where no memory is left.
 
     On a GPU the kernels' own time counts, with none of their data in its second-level cache: a wait on the stream lets the
@@ -112,14 +114,19 @@ def race(
             raise Unavailable("no variant takes it")
         contenders = [partial(frontend.ORIGINAL, *args), *(calls[i] for i in taking)]
         contenders[0]()
-        (original, *own), late = (_times_on_cpu(contenders), False) if device < 0 else _times_on_gpu(contenders, place)
+        if device < 0:
+            (original, *own), late = _times_on_cpu(contenders), False
+        else:
+            rounds, late = rounds_on_gpu(contenders, place)
+            original, *own = (min(of_call) for of_call in rounds)
         return variants[taking[own.index(min(own))]], min(own) / original, disturbed() or late
 
     return aside(device, times)
 
 
-def _times_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) -> tuple[list[float], bool]:
-    """Milliseconds; and whether the CPU was late, so that the GPU has waited for it within a call."""
+def rounds_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) -> tuple[list[list[float]], bool]:
+    """Milliseconds of each call in each of a few rounds, the GPU's own, with none of its data in the second-level cache; and
+    whether the CPU was late, so that the GPU has waited for it within a call."""
     other_data = torch.empty(torch.cuda.get_device_properties(place).L2_cache_size, dtype=torch.uint8, device=place)
     spans = [[[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_ROUNDS)] for _ in calls]
 
@@ -143,7 +150,7 @@ def _times_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) ->
                 enqueue(turn)
             late = spans[0][0][0].query()
     torch.cuda.current_stream().synchronize()
-    return [min(begin.elapsed_time(end) for begin, end in of_call) for of_call in spans], late
+    return [[begin.elapsed_time(end) for begin, end in of_call] for of_call in spans], late
 
 
 def _times_on_cpu(calls: Sequence[Callable[[], object]]) -> list[float]:

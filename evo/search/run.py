@@ -265,15 +265,15 @@ def _hold_covering_finals(
     likely = _few(dtypes, [{c.proposal.genome.digest: c.ratio for c in found if c.ratio} for found in won])
     first, started, races, times = (count + 2) // 3, [], [], []
     for task, found in zip(tasks, elites, strict=True):
-        shared = [c for c in found[first:] if c.proposal.genome.digest in likely[task.workload.dtype]]
-        started.append(build_all(task, [*found[:first], *shared][:count]))
+        others = sorted(found[first:], key=lambda c: c.proposal.genome.digest not in likely[task.workload.dtype])
+        started.append(build_all(task, [*found[:first], *others][:count]))
     for task, building in zip(tasks, started, strict=True):
         begins(task.workload)
         races.append(hold_race(task, building))
     for finalists, timings in races:
         timed = {t.contender: t for t in timings if t.ratio is not None}
         raced = [(f, timed[f.name]) for f in finalists if f.passed and f.name in timed]
-        faster = any((t.ratio_low or 0.0) <= 1 for _, t in raced)  # than the reference, as far as the race can tell
+        faster = any(t.disturbed or (t.ratio_low or 0.0) <= 1 for _, t in raced)  # than the reference, as far as is known
         times.append({f.candidate.proposal.genome.digest: t.ratio for f, t in raced if faster and t.ratio})
     few = _few(dtypes, times)
     held = []
@@ -298,13 +298,13 @@ def choose(
     times: Sequence[Mapping[str, float]], within: float = WITHIN, most: int = _MOST_VARIANTS, preferred: Sequence[str] = ()
 ) -> list[str]:
     """The variants to keep, of those that have times at some points, one mapping a point. Choosing the fewest is set cover;
-    the greedy choice is within a factor of ln(points) of that (Chvatal 1979). It is made from several first variants, and
-    the fewest are kept: on random covers of 20 points 0.1 more than need be, where one greedy choice takes 0.5 too many.
+    the greedy choice is within a factor of ln(points) of that (Chvatal 1979). It is made from several first variants, of
+    which one greedy choice would take the best, and the fewest are kept.
 
     Each point has one that takes at most 1 + `within` times its least time; where that needs more than `most`, `within`
-    grows until it does not, and some points have none if they have no variant in common with others. A variant is kept that
-    serves the most points that none serves yet; of equal ones a `preferred` one, and that with the least time over the
-    points' least, summed over its points.
+    grows until it does not, and some points have none if they have no variant in common with others. Behind the first, a
+    variant is kept that serves the most points that none serves yet; of equal ones a `preferred` one, and that with the
+    least time over the points' least, summed over its points.
     """
     least = [min(known.values(), default=0.0) for known in times]
     excess = [{v: t / low - 1 for v, t in known.items()} for known, low in zip(times, least, strict=True)]

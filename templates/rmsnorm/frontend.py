@@ -8,7 +8,7 @@ the same arguments, says which and why.
 
 `build` builds the native launcher (frontend.cpp), with which a call costs less than PyTorch's; without it, variants are
 launched from Python, which takes longer than a small kernel. It also makes the function an operator of PyTorch's
-dispatcher, with gradients and for torch.compile, which `also_serve` turns on.
+dispatcher, with gradients, and for torch.compile where `also_serve` turns that on.
 
 This file is copied into exported packages, and found here by those that are shipped; what it is written against is told
 in evo/runtime/__init__.py.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from evo.errors import UsageError
 from evo.lineage import RunSpec
 from evo.lineage.store import Store
 from evo.search.run import check_workloads, choose, hold_all_finals
-from tests.landscape import LandscapeExecutor, code_of
+from tests.landscape import LandscapeExecutor, code_of, timing
 from tests.search.test_loop import KERNEL, configure, genomes, longer, search
 
 GRID = "rows=64/512/4096,cols=1024,dtype=float32"
@@ -89,3 +90,25 @@ def test_few_variants_win_all_tasks_and_the_table_says_which(store: Store) -> No
     assert [p.variant for p in cover.points] == [1, 1, 1]
     assert {p.workload for p in cover.points} == {w.key for w in run.spec.workloads}
     assert 0.0 <= cover.median <= cover.worst <= 0.03
+
+
+def test_a_workload_whose_reference_is_faster_needs_no_variant(store: Store) -> None:
+    def slower_at_64(request: Any, found: Any) -> Any:
+        if request.workload.dim("rows") != 64 or not getattr(found, "timings", ()):
+            return found
+        slowed = [
+            t if t.contender in ("torch", "copy") else timing(t.workload, 3 * t.ratio, t.contender, t.protocol)
+            for t in found.timings
+        ]
+        return replace(found, timings=tuple(slowed))
+
+    executor = LandscapeExecutor(1, change=slower_at_64)
+    executor.close = lambda: None  # type: ignore[method-assign]
+    found, _, run = search(covering(150), store, executor)
+    hold_all_finals(found, run, store, executor, count=4)
+    cover = read_run_finals(store, run.name).cover
+    assert cover.variants == 1
+    assert {p.workload.split(",")[0]: p.variant for p in cover.points} == {"rows=64": None, "rows=512": 1, "rows=4096": 1}
+    (lost,) = (p for p in cover.points if p.variant is None)
+    assert lost.speedup < 1
+    assert lost.distance == 0
