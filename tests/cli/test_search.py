@@ -174,7 +174,7 @@ def test_a_finished_run_is_searched_on_when_given_more(asked: Any) -> None:
     assert 0 <= sum(ended.document["evaluation_ms"].values()) < 1e3 * since["search_s"]
     assert asked("runs", "--json").document[0]["evaluations"] == 14
     told = asked("resume", "small", "--evaluations", "15").out
-    assert re.match(r"run small is resumed: 14 candidates and [\d.]+ m?s of searching are kept\n", told)
+    assert re.match(r"run small is resumed: 14 candidates and .+ of searching are kept\n", told)
     assert re.search(r"(?m)^since it was resumed: 1 candidate in [\d.]+ s$", told)
     assert re.search(r"a candidate costs on average [\d.]+ ms building", told)
     better = [line for line in told.splitlines() if re.search(r"candidate \d+ is ", line)]
