@@ -12,13 +12,14 @@
 //     Tensor torchs(const AnyCall&);                             PyTorch's function
 //     Tensor dispatched(const Operator&, const AnyCall&);        the operator by way of the dispatcher
 //     Tensor with_autocast(Operator&, const AnyCall&);           what autocast makes of a call
-//     bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t rows, std::int64_t cols, float eps);
+//     template <class Eps> bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t rows, std::int64_t cols, Eps eps);
 //     bool launch_backward(Table&, const Answer&, const Problem&, const OfBackward&, std::int64_t rows, std::int64_t cols);
 //
 // Calls that record gradients are served where variants serve both passes: the forward gives the statistics that the backward
 // takes. All others are PyTorch's, which computes nothing twice.
 #pragma once
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -45,7 +46,7 @@ struct CallOf {
 using Call = CallOf<c10::IntArrayRef>;
 using AnyCall = CallOf<SymIntArrayRef>;  // as the dispatcher has it: sizes may be symbols
 
-// Addresses, of a call and of one of the backward; statistics are float, one a row, and null where they are not asked for.
+// Addresses, of a call and of one of the backward; statistics are the dtype's opmath, one a row, and null where they are not asked for.
 struct Memory {
     const void *x, *weight, *bias;
     void *y, *mean, *rstd;
@@ -71,7 +72,8 @@ extern const std::vector<std::int64_t> PLAIN, SAVING;
 Tensor torchs(const AnyCall&);
 Tensor dispatched(const Operator&, const AnyCall&);
 Tensor with_autocast(Operator&, const AnyCall&);
-bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t, std::int64_t, float);
+template <class Eps>
+bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t, std::int64_t, Eps);
 bool launch_backward(Table&, const Answer&, const Problem&, const OfBackward&, std::int64_t, std::int64_t);
 
 const Py_ssize_t ARGUMENTS = HAS_BIAS ? 5 : 4;
@@ -140,15 +142,16 @@ inline Result run(Operator& op, const Call& c, const Chosen& chosen) {
     Result found;
     found.output = at::empty(input.sizes(), input.options());
     if (c10::IntArrayRef(&problem.words[4], SAVING.size()).equals(SAVING)) {
-        found.rstd = at::empty({rows}, input.options().dtype(at::kFloat));
+        found.rstd = at::empty({rows}, input.options().dtype(at::toOpMathType(input.scalar_type())));
         if (HAS_MEAN) found.mean = at::empty_like(found.rstd);
     }
     const Memory memory = {
         input.const_data_ptr(), c.weight ? c.weight->const_data_ptr() : nullptr,
         c.bias ? c.bias->const_data_ptr() : nullptr, found.output.mutable_data_ptr(), output_of(found.mean),
         output_of(found.rstd)};
-    const float eps = static_cast<float>(c.eps.value_or(DEFAULT_EPS));
-    if (!launch(op.table, answer, problem, memory, rows, cols, eps)) return {};
+    const double eps = c.eps.value_or(DEFAULT_EPS);
+    const auto launched = [&](auto eps) { return launch(op.table, answer, problem, memory, rows, cols, eps); };
+    if (!(input.scalar_type() == at::kDouble ? launched(eps) : launched(static_cast<float>(eps)))) return {};
     return found;
 }
 
