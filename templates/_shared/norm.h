@@ -4,7 +4,7 @@
 //
 //     const char* const NAME;                                    of the operator
 //     const bool HAS_BIAS;                                       whether the function has one
-//     const double DEFAULT_EPS;                                  for none; NaN where that is not for variants
+//     const double DEFAULT_EPS;                                  for none but in float64; NaN where that is not for variants
 //     const bool KEEPS_CHANNELS_LAST;                            PyTorch's result for an input of that layout has it, too
 //     const bool HAS_MEAN;                                       whether it subtracts one
 //     const std::vector<std::int64_t> PLAIN, SAVING;             the kernel's options that are compiled in, for a call without
@@ -25,6 +25,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <limits>
 #include <optional>
 
 #include "runtime/native.h"
@@ -101,7 +102,8 @@ inline const char* misfit(const Call& c) {
     const auto unlike = [&](const Tensor* t) { return t && !(t->sizes().equals(c.shape) && t->is_contiguous()); };
     if (unlike(c.weight)) return "weight is not contiguous and of normalized_shape";
     if (unlike(c.bias)) return "bias is not contiguous and of normalized_shape";
-    const double eps = c.eps.value_or(DEFAULT_EPS);
+    const bool wide = c.input->scalar_type() == at::kDouble;
+    const double eps = c.eps.value_or(wide ? std::numeric_limits<double>::epsilon() : DEFAULT_EPS);
     if (!(LOWEST_EPS <= eps && eps <= HIGHEST_EPS)) return UNFIT_EPS;
     if (KEEPS_CHANNELS_LAST && (sizes.size() == 4 || sizes.size() == 5) && strides[1] <= strides.back())
         return "the channels of the input are last in memory, and PyTorch's result has them there, too";

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.conftest import TRAINED, fitting, of, own, serve, theirs
+from tests.runtime.conftest import TRAINED, fitting, left_to_pytorch, of, own, serve, theirs
 
 pytestmark = pytest.mark.slow
 SHAPES = [((3, 5), (5,)), ((2, 1, 67), (67,)), ((3, 4, 8), (4, 8))]
@@ -63,3 +63,12 @@ def test_nothing_between_the_passes_is_rounded_to_float32(
     leaves, upstream = [a for a in args if isinstance(a, torch.Tensor)], torch.randn(shape, dtype=torch.float64)
     found, torchs = (torch.autograd.grad(f(*args), leaves, upstream) for f in (own(module), theirs(module)))
     torch.testing.assert_close(found, torchs, rtol=1e-11, atol=1e-11)
+
+
+@of("trained_rmsnorm")
+def test_the_eps_of_float64_is_pytorchs(module: ModuleType) -> None:
+    """By default it is float64's own, which is below what variants take."""
+    x = 1e-4 * torch.randn(5, 96, dtype=torch.float64)
+    left_to_pytorch(module, "eps is not a float from 1e-12", x, (96,), None, None, None)
+    assert module.frontend.served(module.frontend.DISPATCH, x, (96,), None, None) is None
+    assert module.frontend.served(module.frontend.DISPATCH, x, (96,), None, 1e-6) is not None
