@@ -368,7 +368,12 @@ def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
     return make_call
 
 
-_C_TYPES: dict[str, Any] = {"int": ctypes.c_int64, "int32": ctypes.c_int32, "float": ctypes.c_float}
+_C_TYPES: dict[str, Any] = {
+    "int": ctypes.c_int64,
+    "int32": ctypes.c_int32,
+    "float": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
 """Of numbers, by the names of their types."""
 
 

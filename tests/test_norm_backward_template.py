@@ -63,8 +63,8 @@ def test_a_gradient_of_no_weight_is_refused(kernel: Kernel) -> None:
     assert kernel.validate(Workload.of({"rows": 2, "cols": 2}, "float32", parts)) == "dweight=true needs weight=true"
 
 
-def gate_passes(kernel: Kernel, points: Iterable[Point], tmp_path: Path) -> None:
-    workload = problem(kernel)
+def gate_passes(kernel: Kernel, points: Iterable[Point], tmp_path: Path, dtype: str = "float32") -> None:
+    workload = problem(kernel, dtype=dtype)
     gate, cases = Gate(kernel, "cpu", SESSION, seed=3), kernel.cases("cpu", workload)
     for point in points:
         loaded = build(kernel, point, workload, tmp_path)
@@ -75,8 +75,9 @@ def gate_passes(kernel: Kernel, points: Iterable[Point], tmp_path: Path) -> None
 
 
 @of_both
-def test_every_structural_branch_on_a_cpu_passes_the_gate(kernel: Kernel, tmp_path: Path) -> None:
-    gate_passes(kernel, kernel.space("cpu", problem(kernel), SESSION.limits).branches(), tmp_path)
+@pytest.mark.parametrize("dtype", KERNELS[0].dtypes["cpu"])
+def test_every_structural_branch_on_a_cpu_passes_the_gate(kernel: Kernel, dtype: str, tmp_path: Path) -> None:
+    gate_passes(kernel, kernel.space("cpu", problem(kernel), SESSION.limits).branches(), tmp_path, dtype)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from evo.targets import find_target
 TARGET, CUDA = find_target("cpu"), find_target("cuda")
 SESSION = TARGET.open()
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float64")
 ALL = {"rmsnorm": ",residual=true,sum=true,rstd=true", "layernorm": ",residual=true,sum=true,mean=true,rstd=true"}
 SOME = [(name, options) for name in ALL for options in ("", ",rstd=true", ",residual=true")] + [("layernorm", ",mean=true")]
 
@@ -104,11 +104,11 @@ MISTAKES = [
     ("saved_rstd[r] = rstd[r][0]", "saved_rstd[r] = 1"),
     ("keep(sum + r * cols + j, z)", ""),
     (" + eps;\n        safe", ";\n        safe"),
-    ("splat((float)(1 / __builtin_sqrt(variance)))", "splat((float)(1 / __builtin_sqrt(variance)) * 1.01f)"),
+    ("splat((F)(1 / __builtin_sqrt(variance)))", "splat((F)(1 / __builtin_sqrt(variance)) * 1.01f)"),
 ]
 OF_THE_MEAN = [
     ("saved_mean[r] = in.shift[r] + in.mean[r]", "saved_mean[r] = in.mean[r]"),
-    ("*saved_mean = (float)(rstd == rstd ? shift + mean : rstd)", "*saved_mean = (float)(shift + mean)"),
+    ("*saved_mean = (F)(rstd == rstd ? shift + mean : rstd)", "*saved_mean = (F)(shift + mean)"),
 ]
 
 

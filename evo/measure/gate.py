@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import torch
@@ -325,6 +326,10 @@ def case_seed(seed: int, case: Case) -> int:
     return (seed * 0x9E3779B1 + zlib.crc32(f"{case.name}|{case.workload.key}|{case.data}".encode())) % 2**63
 
 
+_NUMBERS: Mapping[str, Callable[[Any], object]] = {"float32": float, "float64": np.float64, "int32": np.int32, "int64": int}
+"""Of scalars' dtypes, the types by which an entry point's caller tells them apart."""
+
+
 def argument_values(
     kernel: Kernel, workload: Workload, inputs: Tensors, outputs: Mapping[str, torch.Tensor]
 ) -> tuple[object, ...]:
@@ -339,8 +344,7 @@ def argument_values(
             tensor = tensors[a.stride_of[0]]
             values.append(0 if tensor is None else tensor.stride(a.stride_of[1]))
         else:
-            kind = float if a.dtype.startswith("float") else np.int32 if a.dtype == "int32" else int
-            values.append(kind(sizes[a.name]))
+            values.append(_NUMBERS[a.dtype_of(workload)](sizes[a.name]))
     return tuple(values)
 
 
@@ -348,7 +352,7 @@ def allocate_outputs(kernel: Kernel, workload: Workload, device: torch.device) -
     """Makes uninitialised outputs."""
     outputs = {}
     for a in kernel.outputs(workload):
-        dtype = getattr(torch, workload.dtype if a.dtype == "problem" else a.dtype)
+        dtype = getattr(torch, a.dtype_of(workload))
         order = kernel.memory_order(workload, a.name) if kernel.memory_order else range(len(a.shape))
         sizes = [workload.dim(a.shape[axis]) for axis in order]
         axes = sorted(range(len(sizes)), key=list(order).__getitem__)
@@ -372,7 +376,7 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tup
     own = as_outputs(kernel, workload, same_dtype(inputs, workload))
     found = []
     for argument in kernel.outputs(workload):
-        dtype = workload.dtype if argument.dtype == "problem" else argument.dtype
+        dtype = argument.dtype_of(workload)
         tolerance = astuple(kernel.own_tolerance(workload, argument.name) or kernel.tolerance[dtype])
         reference, torchs = references[argument.name], own.get(argument.name)
         found.append(expected(argument.name, reference, torchs, getattr(torch, dtype), tolerance))

@@ -154,13 +154,19 @@ class Argument:
     name: str
     kind: Literal["input", "output", "scalar", "workspace"]
     dtype: str = "problem"
-    """"problem" (the workload's dtype), or a fixed one; of a scalar float32, int32 or int64. Of workspace a fixed one."""
+    """"problem" (the workload's dtype); "opmath" (what PyTorch computes it in: float64 for that dtype, else float32); or a
+    fixed one. Of a scalar "opmath", float32, int32 or int64; of workspace a fixed one."""
     shape: tuple[str, ...] = ()
     optional: bool = False
     stride_of: tuple[str, int] | None = None
     """(tensor argument, axis) of which a scalar is the stride, in elements."""
     size: Callable[[str, Mapping[str, Value], Workload], tuple[int | str, ...]] | None = None
     zeroed: bool = False
+
+    def dtype_of(self, workload: Workload) -> str:
+        """The dtype it has there."""
+        opmath = "float64" if workload.dtype == "float64" else "float32"
+        return {"problem": workload.dtype, "opmath": opmath}.get(self.dtype, self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +183,7 @@ TOLERANCE = MappingProxyType(
         "float16": Tolerance(atol=2e-3, rtol=2e-3),
         "bfloat16": Tolerance(atol=1.6e-2, rtol=1.6e-2),
         "float32": Tolerance(atol=5e-5, rtol=1e-5),
+        "float64": Tolerance(atol=1e-12, rtol=1e-12),
     }
 )
 
@@ -222,7 +229,7 @@ class Kernel:
     dtypes: Mapping[str, tuple[str, ...]]
     """By target."""
     arguments: tuple[Argument, ...]
-    """Left out, the scalars behind the tensors: all dimensions (int64), the options that are numbers (float32, int64)."""
+    """Left out, the scalars behind the tensors: all dimensions (int64), the options that are numbers (opmath, int64)."""
     reference: Callable[[Tensors, Workload], Mapping[str, torch.Tensor]]
     """(inputs, workload): outputs by name, from float64 copies of the inputs."""
     workloads: Mapping[str, tuple[Workload, ...]]
@@ -305,7 +312,7 @@ class Kernel:
             yield "dimensions", tuple(Dimension(name=n, low=low, high=2**31 - 1) for n, low in zip(names, lows, strict=True))
         if all(a.kind != "scalar" for a in self.arguments):
             sizes = [Argument(name=d.name, kind="scalar", dtype="int64") for d in self.dimensions]
-            kinds = {float: "float32", int: "int64"}  # a bool is neither
+            kinds = {float: "opmath", int: "int64"}  # a bool is neither
             numbers = [(n, kinds[type(v)]) for n, v in self.options.items() if type(v) in kinds]
             yield "arguments", (*self.arguments, *sizes, *(Argument(name=n, kind="scalar", dtype=d) for n, d in numbers))
         for name, derived in (("inputs", _inputs), ("cases", _cases), ("neighbours", _neighbours), ("cost", _cost)):
@@ -457,17 +464,17 @@ _MANY = 9 << 20
 
 
 def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """float32 [rows, cols] for a kernel that works on rows, of the distribution named: one for each way in which such
-    kernels break. `dtype` is what the values are to be rounded to."""
+    """[rows, cols] for a kernel that works on rows, of the distribution named: one for each way in which such kernels break.
+    `dtype` is what the values are to be rounded to; they are float64 for that, else float32."""
     import torch
 
-    half, device = dtype == torch.float16, generator.device
+    half, device, wide = dtype == torch.float16, generator.device, torch.promote_types(dtype, torch.float32)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device)
+        return torch.randn(shape, dtype=wide, generator=generator, device=device)
 
     def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator, device=device)
+        return torch.rand(shape, dtype=wide, generator=generator, device=device)
 
     def spot() -> tuple[torch.Tensor, torch.Tensor]:
         column = torch.randint(0, cols, (rows,), generator=generator, device=device)
@@ -522,11 +529,12 @@ def _inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Gene
     for a in (a for a in kernel.arguments if a.kind == "input"):
         made[a.name] = None
         if not a.optional or workload.option(a.name):
-            dtype, shape = getattr(torch, workload.dtype if a.dtype == "problem" else a.dtype), _shape(a, workload)
+            dtype, shape = getattr(torch, a.dtype_of(workload)), _shape(a, workload)
             if len(shape) == axes:
                 values = draw(data, math.prod(shape[:-1]), shape[-1], dtype, generator).reshape(shape)
             else:
-                values = 1 + 0.5 * torch.randn(shape, generator=generator, device=generator.device)
+                wide = torch.promote_types(dtype, torch.float32)
+                values = 1 + 0.5 * torch.randn(shape, dtype=wide, generator=generator, device=generator.device)
             made[a.name] = values.to(dtype).contiguous()
     return made
 
@@ -587,8 +595,7 @@ def _neighbours(kernel: Kernel, target: str, workload: Workload) -> list[Workloa
 def _cost(kernel: Kernel, workload: Workload) -> Cost:
     inputs = [a for a in kernel.arguments if a.kind == "input" and (not a.optional or workload.option(a.name))]
     tensors = (*inputs, *kernel.outputs(workload))
-    width = {**DTYPE_BYTES, "problem": DTYPE_BYTES[workload.dtype]}
-    return Cost(bytes=sum(width[a.dtype] * math.prod(_shape(a, workload)) for a in tensors), flops=0)
+    return Cost(bytes=sum(DTYPE_BYTES[a.dtype_of(workload)] * math.prod(_shape(a, workload)) for a in tensors), flops=0)
 
 
 _SMALL = 1 / 64

@@ -183,7 +183,7 @@ def _open_library(path: Path, variant: Variant) -> Library:
         raise Unavailable(f"{path.name} does not load ({error})") from error
     for function in functions:
         function.restype = None
-        function.argtypes = [_TYPES[code] for code in variant.package.arguments]
+        function.argtypes = [_TYPES[code] for code in variant.arguments]
     return Library(variant, functions)
 
 

@@ -229,7 +229,7 @@ class CudaCall:
         self.how = how
         self.sizes = tuple(sizes.values())
         self.workspace = variant.workspace(sizes)
-        codes = variant.package.arguments
+        codes = variant.arguments
         self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in codes)).pack_into
         self._addresses = [i for i, code in enumerate(codes) if code == "P"]
         pairs = zip(variant.plans, function.handles, strict=True)

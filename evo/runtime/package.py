@@ -73,9 +73,6 @@ class Package:
         self.manifest: dict[str, Any] = json.loads((self.folders[0] / MANIFEST).read_text(encoding="utf-8"))
         self.kernel: dict[str, Any] = self.manifest["kernel"]
         self.dimensions: list[dict[str, Any]] = self.kernel["dimensions"]
-        arguments = self.kernel["arguments"]
-        self.arguments = "".join("P" if a["kind"] != "scalar" else _CODES[a["dtype"]] for a in arguments)
-        """The entry point's parameters in order: P an address, q an int64, i an int32, f a float, d a double."""
         self.options = frozenset(name for v in self.manifest["variants"] for name in v["workload"]["options"])
         self.variants = tuple(Variant(self, i, record) for i, record in enumerate(self.manifest["variants"]))
         fixed = {v.target: v.fixed for v in self.variants}
@@ -202,6 +199,10 @@ class Variant:
         self.fixed = frozenset(record["fixed"])
         self.points: tuple[Mapping[str, Any], ...] = (record, *record.get("points", ()))
         """The problems that it was the winner of, the first of which it was tuned for."""
+        opmath = "d" if self.dtype == "float64" else "f"
+        scalars = (a["kind"] == "scalar" and a["dtype"] for a in package.kernel["arguments"])
+        self.arguments = "".join(_CODES.get(dtype, opmath) if dtype else "P" for dtype in scalars)
+        """The entry points' parameters in order: P an address, q an int64, i an int32, f a float, d a double."""
         self._read_launch(record["launch"])
         self.binary: str | None = record.get("binary")
         self.size: int | None = None

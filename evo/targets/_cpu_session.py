@@ -23,7 +23,7 @@ from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 
 
 class CpuLoaded:
-    """A library, and an entry point of it: extern "C", void, of pointers, int64, int32 and float arguments."""
+    """A library, and an entry point of it: extern "C", void, of pointers, int64, int32, double and float arguments."""
 
     def __init__(self, path: str, entry: str) -> None:
         """Raises LaunchError."""
@@ -64,7 +64,7 @@ class CpuLoaded:
                 types.append(ctypes.c_void_p)
             elif isinstance(value, float):
                 words.append(value)
-                types.append(ctypes.c_float)
+                types.append(ctypes.c_double if isinstance(value, np.float64) else ctypes.c_float)
             else:
                 words.append(operator.index(value))  # type: ignore[arg-type]
                 types.append(ctypes.c_int32 if isinstance(value, np.int32) else ctypes.c_int64)

@@ -326,8 +326,8 @@ class CudaLoaded:
             return None
 
     def _read(self, values: Sequence[object]) -> tuple[str, list[float], int]:
-        """How struct packs the arguments, 8 bytes apart (addresses, integers as 64 bits, floats and int32 as 32), these, and
-        the bitwise or of all addresses, from which their common alignment follows."""
+        """How struct packs the arguments, 8 bytes apart (addresses, integers, doubles as 64 bits, floats and int32 as 32),
+        these, and the bitwise or of all addresses, from which their common alignment follows."""
         codes, words, addresses = [], list[float](), 0
         for value in values:
             if isinstance(value, torch.Tensor):
@@ -340,7 +340,7 @@ class CudaLoaded:
                 codes.append("Q")
                 words.append(0)
             elif isinstance(value, float):
-                codes.append("f4x")
+                codes.append("d" if isinstance(value, np.float64) else "f4x")
                 words.append(value)
             else:
                 codes.append("i4x" if isinstance(value, np.int32) else "q")
@@ -360,7 +360,7 @@ class CudaLoaded:
         for i, (code, size) in enumerate(zip(codes, self._sizes, strict=True)):
             passed = 4 if code.endswith("4x") else 8
             if passed != size:
-                kind = {"Q": "an address", "q": "an integer", "i4x": "an int32", "f4x": "a float"}[code]
+                kind = {"Q": "an address", "q": "an integer", "d": "a double", "i4x": "an int32", "f4x": "a float"}[code]
                 raise LaunchError(f"parameter {i} of {self._entry!r} has {size} bytes; {kind} is passed as {passed}")
 
     def _opt_in(self, launch: Launch) -> None:

@@ -3,8 +3,8 @@
 Per row, y = (x - mean) * rstd * weight + bias, with rstd = 1 / sqrt(mean of (x - mean)^2 + eps). RMSNorm: mean = 0, no bias.
 
 Layout: x, residual, y and sum are rows x cols, contiguous, of one dtype with weight and bias (cols each, both optional);
-statistics are float32. Options, off at first: residual, a tensor that is added to x, whose sum, rounded to the dtype, takes
-the place of x; sum, that sum as a second output; mean and rstd, float32 [rows], what a backward takes.
+statistics are float64 for that dtype, else float32. Options, off at first: residual, a tensor that is added to x, whose
+sum, rounded to the dtype, takes the place of x; sum, that sum as a second output; mean and rstd [rows], for a backward.
 The CUDA template is specialised for the number of columns and these options, the CPU template for the options.
 """
 
@@ -52,7 +52,7 @@ def norm(name: str, title: str, *, centred: bool) -> Kernel:
         name=name,
         title=title,
         dimensions=(Dimension(name="rows", low=0, high=2**31 - 1), Dimension(name="cols", low=1, high=65_536)),
-        dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32", "bfloat16")},
+        dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32", "bfloat16", "float64")},
         options={**dict.fromkeys(vectors, True), **dict.fromkeys(extras, False), "eps": 1e-5 if centred else 1e-6},
         option_min={"eps": 0.0},
         compile_time_dims={"cuda": ("cols", *extras), "cpu": extras},
@@ -62,10 +62,10 @@ def norm(name: str, title: str, *, centred: bool) -> Kernel:
             *(Argument(name=n, kind="input", shape=("cols",), optional=True) for n in vectors),
             Argument(name="y", kind="output", shape=("rows", "cols")),
             Argument(name="sum", kind="output", shape=("rows", "cols"), optional=True),
-            *(Argument(name=n, kind="output", dtype="float32", shape=("rows",), optional=True) for n in saved),
+            *(Argument(name=n, kind="output", dtype="opmath", shape=("rows",), optional=True) for n in saved),
         ),
         reference=_reference,
-        same_dtype=lambda inputs, workload: {"y": torchs(inputs, workload), "mean": _mean_of_float32(inputs, workload)},
+        same_dtype=lambda inputs, workload: {"y": torchs(inputs, workload), "mean": _mean_of_sums(inputs, workload)},
         own_tolerance=_tolerance,
         data=(*DATA, "tight", "denormal", "needle", "permuted"),
         baselines=(Baseline(name="torch", role="reference", call=torchs),),
@@ -105,15 +105,18 @@ def _reference(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
     return found
 
 
-_ROUNDINGS_OF_SUMS = 4
-"""Of float32, in a mean over the mean size of what it is of: threads add up to 16 vectors each before they reduce."""
+_EPS_OF_SUMS = 2
+"""Of the sums' dtype, in a mean over the mean size of its terms: threads add up to 16 vectors each before they reduce."""
 
 
-def _mean_of_float32(inputs: Tensors, workload: Workload) -> torch.Tensor:
+def _mean_of_sums(inputs: Tensors, workload: Workload) -> torch.Tensor:
     """As far off as a sum of such terms may be. PyTorch's own is no measure: one order of summation is lucky where another
     of equal merit is not."""
-    x = _normalised(inputs, workload).double()
-    return x.mean(dim=1) + _ROUNDINGS_OF_SUMS * 2**-24 * x.abs().mean(dim=1)
+    import torch
+
+    x = _normalised(inputs, workload)
+    eps, x = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps, x.double()
+    return x.mean(dim=1) + _EPS_OF_SUMS * eps * x.abs().mean(dim=1)
 
 
 def _tolerance(workload: Workload, output: str) -> Tolerance | None:

@@ -4,7 +4,8 @@ With xhat = (x - mean) * rstd and g = dy * weight, per row (RMSNorm: mean = 0, a
 dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); over the rows, dweight = sum of dy * xhat, dbias = sum of dy.
 
 Layout: dy, x, dx and dresidual are rows x cols, contiguous, of one dtype with weight, dweight and dbias (cols each);
-mean and rstd are float32, one a row. dresidual is the gradient that x got elsewhere (a residual sum); it is added to dx.
+mean and rstd, one a row, are float64 for that dtype, else float32. dresidual is the gradient that x got elsewhere (a
+residual sum); it is added to dx.
 The CUDA template is specialised for the number of columns and the options, the CPU template is not.
 """
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from evo.problem.kernel import (
     DATA,
+    DTYPE_BYTES,
     Argument,
     Baseline,
     Case,
@@ -56,7 +58,8 @@ def norm_backward(name: str, title: str, *, centred: bool) -> Kernel:
     def partial(target: str, point: Mapping[str, Value], workload: Workload) -> tuple[int | str, ...]:
         if target == "cuda":  # one slice a block
             return int(point["blocks"]), cuda_space.sums(workload), "cols"
-        return int(point["chunks"]), len(sums), "cols"
+        words = DTYPE_BYTES[workload.dtype] // 4
+        return int(point["chunks"]) * words, len(sums), "cols"
 
     def arrivals(target: str, point: Mapping[str, Value], workload: Workload) -> tuple[int, ...]:
         return (int(point.get("finish") == "last_block"),)
@@ -65,14 +68,14 @@ def norm_backward(name: str, title: str, *, centred: bool) -> Kernel:
         name=name,
         title=title,
         dimensions=(Dimension(name="rows", low=1, high=2**31 - 1), Dimension(name="cols", low=1, high=_MAX_COLS)),
-        dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32",)},
+        dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32", "float64")},
         options=options,
         compile_time_dims={"cuda": ("cols", *options), "cpu": ()},
         arguments=(
             Argument(name="dy", kind="input", shape=rows),
             Argument(name="x", kind="input", shape=rows),
             Argument(name="weight", kind="input", shape=row, optional=True),
-            *(Argument(name=n, kind="input", dtype="float32", shape=("rows",)) for n in saved),
+            *(Argument(name=n, kind="input", dtype="opmath", shape=("rows",)) for n in saved),
             Argument(name="dresidual", kind="input", shape=rows, optional=True),
             Argument(name="dx", kind="output", shape=rows),
             *(Argument(name=n, kind="output", shape=row, optional=True) for n in sums),
@@ -80,7 +83,7 @@ def norm_backward(name: str, title: str, *, centred: bool) -> Kernel:
             Argument(name="arrivals", kind="workspace", dtype="int32", size=arrivals, zeroed=True),
         ),
         reference=_reference,
-        same_dtype=_as_far_off_as_float32(_layer_norm if centred else _rms_norm),
+        same_dtype=_as_far_off_as_sums(_layer_norm if centred else _rms_norm),
         inputs=_inputs(centred),
         data=DATA,
         cases=_cases(options),
@@ -100,7 +103,7 @@ def _reference(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
 
 
 def _gradients(inputs: Tensors, sign: float) -> dict[str, torch.Tensor]:
-    """sign: of the means. -1: the gradients; 1, and every term by its size: what their float32 errors are relative to."""
+    """sign: of the means. -1: the gradients; 1, and every term by its size: what their errors are relative to."""
     dy, x, weight, mean, rstd = (inputs.get(n) for n in ("dy", "x", "weight", "mean", "rstd"))
     assert dy is not None
     assert x is not None
@@ -115,17 +118,17 @@ def _gradients(inputs: Tensors, sign: float) -> dict[str, torch.Tensor]:
     return _found(dx * rstd[:, None], (dy * xhat).sum(0), dy.sum(0), inputs)
 
 
-def _as_far_off_as_float32(
+def _as_far_off_as_sums(
     call: Callable[[Tensors, Workload], dict[str, torch.Tensor]],
 ) -> Callable[[Tensors, Workload], dict[str, torch.Tensor]]:
-    """PyTorch's gradients, and in float32 an error that differences and sums of such terms may have. PyTorch's own is no
-    measure: one order of summation is lucky where another of equal merit is not, and columns may be few."""
+    """PyTorch's gradients, and in float32 and float64 an error that differences and sums of such terms may have. PyTorch's
+    own is no measure: one order of summation is lucky where another of equal merit is not, and columns may be few."""
 
     def outputs(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
         import torch
 
         found = call(inputs, workload)
-        if workload.dtype != "float32":
+        if DTYPE_BYTES[workload.dtype] < 4:
             return found
         sizes = _gradients(inputs, 1.0)
         return {n: t + torch.finfo(t.dtype).eps * sizes[n] for n, t in found.items() if t is not None}
@@ -145,8 +148,8 @@ def _layer_norm(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
     dy, x = inputs["dy"], inputs["x"]
     assert dy is not None
     assert x is not None
-    if not x.is_cuda and workload.dtype != "float32":  # there it wants the statistics in the dtype of x
-        return _from_float32(inputs, workload)
+    if not x.is_cuda and DTYPE_BYTES[workload.dtype] < 4:  # there it wants the statistics in the dtype of x
+        return _from_opmath(inputs, workload)
     bias = dy[0]  # PyTorch asks whether there is one, and does not read it
     asked = [True, bool(workload.option("dweight")), bool(workload.option("dbias"))]
     statistics = inputs["mean"], inputs["rstd"]
@@ -162,18 +165,19 @@ def _rms_norm(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
     assert x is not None
     assert rstd is not None
     if not x.is_cuda or not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
-        return _from_float32(inputs, workload)
+        return _from_opmath(inputs, workload)
     asked = [True, bool(workload.option("dweight"))]
     call = torch.ops.aten._fused_rms_norm_backward
     dx, dweight = call(dy, x, [workload.dim("cols")], rstd[:, None], inputs["weight"], asked)
     return _found(dx, dweight, dweight, inputs)
 
 
-def _from_float32(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
+def _from_opmath(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
     import torch
 
-    wide = {n: None if t is None else t.float() for n, t in inputs.items()}
-    return {n: t.to(getattr(torch, workload.dtype)) for n, t in _reference(wide, workload).items()}
+    dtype = getattr(torch, workload.dtype)
+    wide = {n: None if t is None else t.to(torch.promote_types(dtype, torch.float32)) for n, t in inputs.items()}
+    return {n: t.to(dtype) for n, t in _reference(wide, workload).items()}
 
 
 def _inputs(centred: bool) -> Callable[[Workload, str, torch.Generator], Tensors]:
@@ -185,17 +189,18 @@ def _inputs(centred: bool) -> Callable[[Workload, str, torch.Generator], Tensors
         def normal() -> torch.Tensor:
             return draw("normal", rows, cols, dtype, generator).to(dtype)
 
+        opmath = torch.promote_types(dtype, torch.float32)
         x = draw(data, rows, cols, dtype, generator).to(dtype)
         wide = x.double()
         mean = wide.mean(1) if centred else wide.new_zeros(rows)
         rstd = ((wide - mean[:, None]).square().mean(1) + _EPS).rsqrt()
-        weight = 1 + 0.5 * torch.randn(cols, generator=generator, device=generator.device)
+        weight = 1 + 0.5 * torch.randn(cols, dtype=opmath, generator=generator, device=generator.device)
         return {
             "dy": normal(),
             "x": x.contiguous(),
             "weight": weight.to(dtype) if workload.option("weight") else None,
-            **({"mean": mean.float()} if centred else {}),
-            "rstd": rstd.float(),
+            **({"mean": mean.to(opmath)} if centred else {}),
+            "rstd": rstd.to(opmath),
             "dresidual": normal() if workload.option("dresidual") else None,
         }
 

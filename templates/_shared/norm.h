@@ -4,7 +4,7 @@
 //
 //     const char* const NAME;                                    of the operator
 //     const bool HAS_BIAS;                                       whether the function has one
-//     const double DEFAULT_EPS;                                  for none; NaN where that is not for variants
+//     const double DEFAULT_EPS;                                  for none but in float64; NaN where that is not for variants
 //     const bool KEEPS_CHANNELS_LAST;                            PyTorch's result for an input of that layout has it, too
 //     const bool HAS_MEAN;                                       whether it subtracts one
 //     const std::vector<std::int64_t> PLAIN, SAVING;             the kernel's options that are compiled in, for a call without
@@ -12,18 +12,20 @@
 //     Tensor torchs(const AnyCall&);                             PyTorch's function
 //     Tensor dispatched(const Operator&, const AnyCall&);        the operator by way of the dispatcher
 //     Tensor with_autocast(Operator&, const AnyCall&);           what autocast makes of a call
-//     bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t rows, std::int64_t cols, float eps);
+//     template <class Eps> bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t rows, std::int64_t cols, Eps eps);
 //     bool launch_backward(Table&, const Answer&, const Problem&, const OfBackward&, std::int64_t rows, std::int64_t cols);
 //
 // Calls that record gradients are served where variants serve both passes: the forward gives the statistics that the backward
 // takes. All others are PyTorch's, which computes nothing twice.
 #pragma once
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <limits>
 #include <optional>
 
 #include "runtime/native.h"
@@ -45,7 +47,7 @@ struct CallOf {
 using Call = CallOf<c10::IntArrayRef>;
 using AnyCall = CallOf<SymIntArrayRef>;  // as the dispatcher has it: sizes may be symbols
 
-// Addresses, of a call and of one of the backward; statistics are float, one a row, and null where they are not asked for.
+// Addresses, of a call and of one of the backward; statistics are the dtype's opmath, one a row, and null where they are not asked for.
 struct Memory {
     const void *x, *weight, *bias;
     void *y, *mean, *rstd;
@@ -71,7 +73,8 @@ extern const std::vector<std::int64_t> PLAIN, SAVING;
 Tensor torchs(const AnyCall&);
 Tensor dispatched(const Operator&, const AnyCall&);
 Tensor with_autocast(Operator&, const AnyCall&);
-bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t, std::int64_t, float);
+template <class Eps>
+bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t, std::int64_t, Eps);
 bool launch_backward(Table&, const Answer&, const Problem&, const OfBackward&, std::int64_t, std::int64_t);
 
 const Py_ssize_t ARGUMENTS = HAS_BIAS ? 5 : 4;
@@ -99,7 +102,8 @@ inline const char* misfit(const Call& c) {
     const auto unlike = [&](const Tensor* t) { return t && !(t->sizes().equals(c.shape) && t->is_contiguous()); };
     if (unlike(c.weight)) return "weight is not contiguous and of normalized_shape";
     if (unlike(c.bias)) return "bias is not contiguous and of normalized_shape";
-    const double eps = c.eps.value_or(DEFAULT_EPS);
+    const bool wide = c.input->scalar_type() == at::kDouble;
+    const double eps = c.eps.value_or(wide ? std::numeric_limits<double>::epsilon() : DEFAULT_EPS);
     if (!(LOWEST_EPS <= eps && eps <= HIGHEST_EPS)) return UNFIT_EPS;
     if (KEEPS_CHANNELS_LAST && (sizes.size() == 4 || sizes.size() == 5) && strides[1] <= strides.back())
         return "the channels of the input are last in memory, and PyTorch's result has them there, too";
@@ -140,15 +144,16 @@ inline Result run(Operator& op, const Call& c, const Chosen& chosen) {
     Result found;
     found.output = at::empty(input.sizes(), input.options());
     if (c10::IntArrayRef(&problem.words[4], SAVING.size()).equals(SAVING)) {
-        found.rstd = at::empty({rows}, input.options().dtype(at::kFloat));
+        found.rstd = at::empty({rows}, input.options().dtype(at::toOpMathType(input.scalar_type())));
         if (HAS_MEAN) found.mean = at::empty_like(found.rstd);
     }
     const Memory memory = {
         input.const_data_ptr(), c.weight ? c.weight->const_data_ptr() : nullptr,
         c.bias ? c.bias->const_data_ptr() : nullptr, found.output.mutable_data_ptr(), output_of(found.mean),
         output_of(found.rstd)};
-    const float eps = static_cast<float>(c.eps.value_or(DEFAULT_EPS));
-    if (!launch(op.table, answer, problem, memory, rows, cols, eps)) return {};
+    const double eps = c.eps.value_or(DEFAULT_EPS);
+    const auto launched = [&](auto eps) { return launch(op.table, answer, problem, memory, rows, cols, eps); };
+    if (!(input.scalar_type() == at::kDouble ? launched(eps) : launched(static_cast<float>(eps)))) return {};
     return found;
 }
 

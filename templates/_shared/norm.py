@@ -21,6 +21,7 @@ _is_compiling = torch.compiler.is_compiling
 _empty_like = torch.empty_like
 _CONTIGUOUS = torch.contiguous_format
 _SEQUENCES = frozenset({tuple, list, torch.Size})
+_EPS_OF_FLOAT64 = torch.finfo(torch.float64).eps
 _EPS_LOW, _EPS_HIGH = 1e-12, 1e6
 """What eps the variants take; with less, a constant row is noise, and PyTorch's own noise is what is expected."""
 
@@ -34,7 +35,7 @@ class Norm:
     launch(call, x, weight, bias, y, mean, rstd, rows, cols, eps): calls with the entry point's arguments.
     bias: whether the function has one. options: the kernel's that are compiled in, as the function has them; saving: those
     of them by which variants give what the backward pass takes.
-    default_eps: what eps=None stands for; None where that is not for variants.
+    default_eps: what eps=None stands for but in float64; None where that is not for variants.
     keeps_channels_last: PyTorch's result for an input of that layout has it, too, and a variant's would not.
     """
 
@@ -181,8 +182,9 @@ class Norm:
         output = _empty_like(input, memory_format=_CONTIGUOUS)
         sizes, statistics, mean, rstd = call.sizes, None, 0, 0
         if sizes[2:] == self._saving:
-            statistics = torch.empty((2, sizes[0]), dtype=torch.float32, device=input.device)
-            mean, rstd = statistics.data_ptr(), statistics.data_ptr() + 4 * sizes[0]
+            opmath = torch.promote_types(input.dtype, torch.float32)
+            statistics = torch.empty((2, sizes[0]), dtype=opmath, device=input.device)
+            mean, rstd = statistics.data_ptr(), statistics.data_ptr() + opmath.itemsize * sizes[0]
         # A mode that went unnoticed might have made the output something else than a plain tensor.
         if type(output) is Tensor and self._launch(
             call, address, weight_address, bias_address, output.data_ptr(), mean, rstd, sizes[0], sizes[1], eps
@@ -223,7 +225,7 @@ class Norm:
         if bias is not None and (bias.shape != normalized or not bias.is_contiguous()):
             return "bias is not contiguous and of normalized_shape"
         if eps is None:
-            eps = self._default_eps
+            eps = _EPS_OF_FLOAT64 if input.dtype is torch.float64 else self._default_eps
         if type(eps) is not float or not _EPS_LOW <= eps <= _EPS_HIGH:
             return f"eps is not a float from {_EPS_LOW:g} to {_EPS_HIGH:g}"
         # No layout of one of these kinds has another order of these two; of others, few have.

@@ -66,9 +66,10 @@ class NormBackward:
             return "normalized_shape is not the end of the shape of the input and of the gradient"
         cols = a.input.shape[-len(shape) :].numel()
         rows = a.input.numel() // cols
+        opmath = torch.promote_types(a.input.dtype, torch.float32)
         for t in (a.rstd,) if a.mean is None else (a.rstd, a.mean):
-            if t.device != a.input.device or t.dtype != torch.float32 or t.numel() != rows or not t.is_contiguous():
-                return "a statistic is not float32, one a row, on the device of the input"
+            if t.device != a.input.device or t.dtype != opmath or t.numel() != rows or not t.is_contiguous():
+                return f"a statistic is not {str(opmath)[6:]}, one a row, on the device of the input"
         if a.weight is not None and (tuple(a.weight.shape) != shape or not a.weight.is_contiguous()):
             return "weight is not contiguous and of normalized_shape"
         if not a.wanted[0] or (a.wanted[1] and a.weight is None):
@@ -82,16 +83,17 @@ class NormBackward:
         return self._by_definition(self._read(args), -1.0)
 
     def comparable(self, *args: Any) -> Gradients:
-        """PyTorch's gradients, whose errors ours may be twice; in float32 with an error that sums of such terms may have:
-        one order of summation is lucky where another of equal merit is not."""
+        """PyTorch's gradients, whose errors ours may be twice; in float32 and float64 with an error that sums of such terms
+        may have: one order of summation is lucky where another of equal merit is not."""
         original, a = self._original(*args), self._read(args)
-        if a.input.dtype != torch.float32:
+        if a.input.itemsize < 4:
             return original
-        sizes, eps = self._by_definition(a, 1.0), torch.finfo(torch.float32).eps
-        return tuple(None if t is None or n is None else t + (eps * n).float() for t, n in zip(original, sizes, strict=True))
+        sizes, eps = self._by_definition(a, 1.0), torch.finfo(a.input.dtype).eps
+        pairs = zip(original, sizes, strict=True)
+        return tuple(None if t is None or n is None else t + (eps * n).to(t.dtype) for t, n in pairs)
 
     def _by_definition(self, a: _Arguments, sign: float) -> Gradients:
-        """sign: of the means. 1, and every term by its size: what float32 errors are relative to."""
+        """sign: of the means. 1, and every term by its size: what errors are relative to."""
         rows = a.rstd.numel()
         dy, x, rstd = (t.double().reshape(rows, -1) for t in (a.grad, a.input, a.rstd))
         xhat = (x if a.mean is None else x - a.mean.double().reshape(rows, 1)) * rstd
@@ -162,5 +164,6 @@ class _Draw:
         rstd = ((wide - mean).square().mean(dims, keepdim=True) + 1e-5).rsqrt()
         weight = self.normal(*shape) + 1 if options["weight"] else None
         wanted = [True, bool(options["dweight"]), *([bool(options["dbias"])] if self._centred else [])]
-        statistics = mean.float() if self._centred else None, rstd.float()
+        opmath = torch.promote_types(self._dtype, torch.float32)
+        statistics = mean.to(opmath) if self._centred else None, rstd.to(opmath)
         return _Arguments(self.normal(rows, *shape), x, shape, *statistics, weight, wanted)

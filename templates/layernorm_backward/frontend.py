@@ -32,8 +32,8 @@ def layer_norm_backward(
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the input, the weight and the bias, those that output_mask asks for. mean, rstd: float32, of each
-    row, as native_layer_norm gives them."""
+    """The gradients of the input, the weight and the bias, those that output_mask asks for. mean, rstd: float32 (float64
+    with float64), of each row, as native_layer_norm gives them."""
     args = grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
     found = served(DISPATCH, *args)
     return torch_backward(*args) if found is None else found

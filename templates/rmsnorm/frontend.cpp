@@ -26,9 +26,10 @@ Tensor dispatched(const Operator& op, const AnyCall& c) {
     return dispatched<Signature>(op).call(*c.input, c.shape, optional(c.weight), c.eps);
 }
 
+template <class Eps>
 bool launch(
     Table& table, const Answer& answer, const Problem& problem, const Memory& m, std::int64_t rows, std::int64_t cols,
-    float eps) {
+    Eps eps) {
     const void* residual = nullptr;
     void* sum = nullptr;
     return table.run(answer, problem, m.x, residual, m.weight, m.y, sum, m.rstd, rows, cols, eps);

@@ -31,7 +31,7 @@ __all__ = ["RMSNorm", "also_serve", "build", "explain", "patch", "rms_norm", "va
 _is_compiling = torch.compiler.is_compiling
 _call: Callable[..., Tensor | None] | None = None
 _DEFAULT_EPS = torch.finfo(torch.float32).eps if torch.__version__ >= (2, 7) else None
-"""Of the dtype that PyTorch computes in; before 2.7 it was that of the input, and such calls are PyTorch's."""
+"""Of float32, in which PyTorch computes but in float64; before 2.7 it was the input's, and such calls are PyTorch's."""
 
 
 def rms_norm(
@@ -65,7 +65,8 @@ def exact(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None,
     """In float64, term by term."""
     x = input.double()
     squares = x.square().mean(tuple(range(-len(normalized_shape), 0)), keepdim=True)
-    y = x / (squares + (_DEFAULT_EPS if eps is None else eps)).sqrt()
+    default = torch.finfo(torch.promote_types(input.dtype, torch.float32)).eps
+    y = x / (squares + (default if eps is None else eps)).sqrt()
     return y * weight.double() if weight is not None else y
 
 

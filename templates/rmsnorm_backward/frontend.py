@@ -30,8 +30,8 @@ def rms_norm_backward(
     weight: Tensor | None,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the input and the weight, those that output_mask asks for. rstd: float32, what the forward has
-    multiplied each row by."""
+    """The gradients of the input and the weight, those that output_mask asks for. rstd: float32 (float64 with
+    float64), what the forward has multiplied each row by."""
     args = grad_out, input, normalized_shape, rstd, weight, output_mask
     found = served(DISPATCH, *args)
     return torch_backward(*args) if found is None else found
@@ -58,14 +58,14 @@ def torch_backward(
     weight: Tensor | None,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """PyTorch's operator; where it has none, what its autograd does, in float32."""
+    """PyTorch's operator; where it has none, what its autograd does, in the dtype of rstd."""
     if input.is_cuda and hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
         found = torch.ops.aten._fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, output_mask)
         return tuple(t if wanted else None for t, wanted in zip(found, output_mask, strict=True))
     dims = tuple(range(-len(normalized_shape), 0))
     r = rstd.view(*input.shape[: -len(dims)], *(1 for _ in dims))
-    dy, xhat = grad_out.float(), input.float() * r
-    g = dy if weight is None else dy * weight.float()
+    dy, xhat = grad_out.to(r.dtype), input.to(r.dtype) * r
+    g = dy if weight is None else dy * weight.to(r.dtype)
     of_input = (g - xhat * (g * xhat).mean(dims, keepdim=True)) * r
     of_weight = (dy * xhat).sum(tuple(range(input.dim() - len(dims)))).to(input.dtype) if output_mask[1] else None
     return of_input.to(input.dtype) if output_mask[0] else None, of_weight

@@ -72,7 +72,8 @@ class _Problem:
 
     def _dtype_of(self, expected: Expected) -> torch.dtype:
         argument = next(a for a in self.kernel.arguments if a.name == expected.name)
-        return self.dtype if argument.dtype == "problem" else getattr(torch, argument.dtype)
+        dtype: torch.dtype = getattr(torch, argument.dtype_of(self.main.workload))
+        return dtype
 
 
 @pytest.mark.parametrize(("name", "target", "dtype"), PROBLEMS)

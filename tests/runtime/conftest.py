@@ -34,6 +34,7 @@ FUNCTIONS = {
 TRAINED = {"trained_rmsnorm": "rstd=true", "trained_layernorm": "mean=true,rstd=true"}
 """Packages of a norm and its backward, with the options by which the forward gives what the backward takes."""
 NORMS = ("rows=64,cols=96,dtype=float32", "rows=64,cols=1024,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
+FLOAT64 = "rows=64,cols=96,dtype=float64"
 
 
 def of(*packages: str) -> pytest.MarkDecorator:
@@ -316,13 +317,15 @@ def native_softmax(exported_softmax: Path, natively: Importer) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def trained(natively: Importer, raced: object, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModuleType]:
-    """Packages of TRAINED for this CPU, tuned as the forward alone; the backward in float32. Launchers are the forward's."""
+    """Packages of TRAINED for this CPU, tuned as the forward alone and in float64; the backward in that and float32.
+    Launchers are the forward's."""
 
     @functools.cache
     def load(name: str) -> ModuleType:
         out, kernel = tmp_path_factory.mktemp("export") / f"exported_{name}", name.removeprefix("trained_")
-        forward = request_for("cpu", "native", out, *(f"{sizes},{TRAINED[name]}" for sizes in NORMS), kernel=kernel)
-        backward = request_for("cpu", "native", out, NORMS[0], kernel=f"{kernel}_backward")
+        workloads = [f"{sizes},{TRAINED[name]}" for sizes in (*NORMS, FLOAT64)]
+        forward = request_for("cpu", "native", out, *workloads, kernel=kernel)
+        backward = request_for("cpu", "native", out, NORMS[0], FLOAT64, kernel=f"{kernel}_backward")
         find_exporter("module").export(forward, backward)
         return natively(out)
 

@@ -101,7 +101,7 @@ def test_every_way_to_write_a_call_takes_the_nearest_variant(module: ModuleType)
 
 
 LEFT: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
-    ("nothing was tuned for float64 on this device", lambda: (torch.randn(4, 96, dtype=torch.float64), (96,))),
+    ("nothing was tuned for float64 on this device", lambda: (torch.randn(4, 96, dtype=torch.float64), (96,), None, None, 1e-5)),
     ("nothing was tuned for float16 on this device", lambda: (torch.randn(4, 96, dtype=torch.float16), (96,))),
     ("different dtypes", lambda: (torch.randn(4, 96).bfloat16(), (96,), torch.randn(96), torch.randn(96))),
     ("weight is not contiguous", lambda: (torch.randn(4, 96), (96,), torch.randn(192)[::2])),
@@ -184,7 +184,7 @@ def test_tensors_without_an_address_are_pytorchs(module: ModuleType) -> None:
 def test_a_lazily_cloned_tensor_is_not_copied(module: ModuleType) -> None:
     x, wide = torch._lazy_clone(torch.randn(4, 96)), torch._lazy_clone(torch.randn(4, 96, dtype=torch.float64))
     on_variant(module, x, (96,))
-    left_to_pytorch(module, "float64", wide, (96,))
+    left_to_pytorch(module, "float64", wide, (96,), None, None, 1e-5)
     assert torch._C._is_cow_tensor(x)
     assert torch._C._is_cow_tensor(wide)
 
