@@ -101,7 +101,7 @@ def test_every_way_to_write_a_call_takes_the_nearest_variant(module: ModuleType)
 
 
 LEFT: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
-    ("nothing was tuned for float64 on this device", lambda: (torch.randn(4, 96, dtype=torch.float64), (96,), None, None, 1e-5)),
+    ("nothing was tuned for float64 on this device", lambda: (torch.randn(4, 96).double(), (96,), None, None, 1e-5)),
     ("nothing was tuned for float16 on this device", lambda: (torch.randn(4, 96, dtype=torch.float16), (96,))),
     ("different dtypes", lambda: (torch.randn(4, 96).bfloat16(), (96,), torch.randn(96), torch.randn(96))),
     ("weight is not contiguous", lambda: (torch.randn(4, 96), (96,), torch.randn(192)[::2])),
