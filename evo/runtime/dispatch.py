@@ -269,7 +269,10 @@ class Dispatch(Table):
             return f"nothing was tuned for {name} on this device (there is {', '.join(tuned_for)})"
         tuned = [v for v in candidates if all(v.sizes[n] == sizes[n] for n in v.fixed)]
         if tuned:
-            return Family(members_of(tuned, device))
+            members = members_of(tuned, device)
+            if any(sizes[n] for n in getattr(self._frontend, "DATA_DECIDE", ())):
+                members = [replace(m, measured=False, slower="") for m in members]
+            return Family(members)
         fixed = sorted(candidates[0].fixed)
         asked, *known = (", ".join(f"{n}={own[n]}" for n in fixed) for own in (sizes, *(v.sizes for v in candidates)))
         untuned = f"these sizes were not tuned for: {asked} (but {'; '.join(sorted(set(known)))}); "

@@ -73,6 +73,18 @@ def test_what_was_measured_is_not_raced(copy_of: Path, use: Importer, cache: Pat
     assert not cache.exists()
 
 
+def test_where_the_data_decide_even_what_was_measured_is_raced(
+    copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_manifest(copy_of, timed({"ratio": 1.2, "ratio_low": 1.1, "ratio_high": 1.3}))
+    module = use(copy_of)
+    monkeypatch.setattr(module.frontend, "DATA_DECIDE", ("cols",), raising=False)
+    assert FAR in way(module, 64, 96)
+    module.also_serve(measure=True)
+    assert " at 64x96" in way(module, 64, 96)
+    assert len(list(cache.glob("race-*"))) <= 1  # none is kept if it was disturbed
+
+
 @pytest.mark.parametrize("launched", ["use", "natively"])
 def test_a_race_in_the_same_bucket_takes_nothing_from_what_was_measured(
     copy_of: Path, launched: str, cache: Path, request: pytest.FixtureRequest
