@@ -38,8 +38,8 @@ _empty_like = torch.empty_like
 _DENSEST_STRIDE = 8
 """What the strides of query, key and value are multiples of, in elements: rows then start at whole vectors."""
 DATA_DECIDE = ("attn_mask",)
-"""Sizes that, where they are not 0, make the time depend on what the tensors hold: such problems are raced wherever they were
-measured, for the masks to come may be others."""
+"""Sizes that, where they are not 0, make the time depend on what tensors hold: such problems are raced wherever they were
+measured, as the masks to come may be others."""
 _UNMASKED = (0, 0, 0, 0, 0)
 """In place of a mask's address and strides."""
 
