@@ -73,6 +73,11 @@ __device__ __forceinline__ moments<EQUAL> merge(const moments<EQUAL>& p, const m
     return {count, p.mean + delta * share, p.m2 + q.m2 + delta * delta * (p.count * share)};
 }
 
+// What changes nothing that is like m: the mean of nothing is m's, as the approximate division would not give that exactly,
+// and the threads of a row would differ in the last bit.
+template <class M> __device__ __forceinline__ M nothing_beside(const M&) { return M::nothing(); }
+template <bool EQUAL> __device__ __forceinline__ moments<EQUAL> nothing_beside(const moments<EQUAL>& m) { return {0.f, m.mean, 0.f}; }
+
 __device__ __forceinline__ sum1 exchange(const sum1& p, int d, unsigned mask) { return {__shfl_xor_sync(mask, p.a, d)}; }
 __device__ __forceinline__ sum2 exchange(const sum2& p, int d, unsigned mask) {
     return {__shfl_xor_sync(mask, p.a, d), __shfl_xor_sync(mask, p.b, d)};
@@ -154,7 +159,7 @@ __device__ __forceinline__ M reduce_cluster(M m, float* partial, int thread, int
         for (int i = 0; i < M::WORDS; ++i) store_in_cluster(remote + 4 * i, words[i]);
     }
     cluster_barrier();
-    m = lane % WIDTH < ENTRIES ? m.get(partial + lane % WIDTH * M::WORDS) : M::nothing();
+    m = lane % WIDTH < ENTRIES ? m.get(partial + lane % WIDTH * M::WORDS) : nothing_beside(m);
     return reduce_lanes<WIDTH>(m, 0xffffffffu);
 }
 
