@@ -27,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, not skip, the gpu tests without a GPU")
 
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+"""For the processes that tests start: OpenMP threads that wait spin, and on a machine with more to do than cores that takes
+the others' turns, for milliseconds at each call."""
+
+
 def pytest_configure() -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))

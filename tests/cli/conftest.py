@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,6 @@ from typing import Any
 import pytest
 
 from tests.ended import run_here
-
-
-@pytest.fixture(scope="session", autouse=True)
-def waiting_threads_sleep() -> Iterator[None]:
-    """OpenMP threads that wait spin, and on a machine with more to do than cores that takes the others' turns."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_WAIT_POLICY", "passive")
-        yield
 
 
 @pytest.fixture
