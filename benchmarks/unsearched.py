@@ -1,7 +1,7 @@
 """Is a drop-in replacement ever slower? Problems that nobody searched, drawn by seed, against PyTorch's function on a GPU.
 
     python benchmarks/unsearched.py --package kernels/attention [--package kernels/layernorm] [--problems 300] [--seed 0]
-                                    [--measure on|off] [--rounds 15] [--seconds S] [--json FILE]
+                                    [--neighbours] [--measure on|off] [--rounds 15] [--seconds S] [--json FILE]
 
 Each problem is called once by every contender first (`first` is the wall time of ours, which may compile, and race).
 Then contenders take turns, each with none of its data in the second-level cache; the GPU's own time counts, of the
@@ -9,6 +9,8 @@ median round, behind a wait that lets the CPU run ahead. Contenders: the package
 PyTorch's own choice twice (how far its two times are apart is what the clock cannot tell) and, of attention, PyTorch
 without cuDNN (FlashAttention-2 or the memory-efficient back end: what an Ada card has). A model has few widths:
 layer_norm's columns are 24 that the seed draws. A quarter of attention's problems have a mask, boolean or additive.
+--neighbours: each problem is followed by one that its race has decided, too: other sizes of the same bucket, and queries,
+keys and values in the memory order of projections.
 
 Printed: geometric means of ours over theirs, how many problems are slower by more than 3%, the slowest of them with what
 `explain` says, and by the way that problems took. --json: every problem.
@@ -33,6 +35,8 @@ import torch
 from exported import Package, add_packages, gpu_times, load_all, machine
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from evo.runtime.choice import bucket_of
+
 SLOWER = 1.03
 MOST_BYTES, MOST_FLOPS = 2 << 30, 2e12
 ADA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -43,6 +47,7 @@ def main() -> int:
     add_packages(parser)
     parser.add_argument("--problems", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--neighbours", action="store_true")
     parser.add_argument("--measure", choices=("on", "off"), default="on")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=math.inf, help="a package's problems end after so long")
@@ -55,8 +60,12 @@ def main() -> int:
         package.module.also_serve(measure=options.measure == "on")
         began = time.monotonic()
         records = []
+        draw = random.Random(options.seed)
         for sizes, dtype, axes in DRAWS[package.function](random.Random(options.seed), options.problems):
             records.append(problem(package, sizes, dtype, axes, place, options.rounds))
+            if options.neighbours:
+                near = neighbour(sizes, draw)
+                records.append(problem(package, near, dtype, axes, place, options.rounds, neighbour=True))
             if time.monotonic() - began > options.seconds:
                 break
         tell(package, records, time.monotonic() - began)
@@ -127,14 +136,26 @@ def layer_norm_problems(draw: random.Random, number: int) -> Iterator[tuple[dict
             yield sizes, dtype, ""
 
 
+def neighbour(sizes: dict[str, int], draw: random.Random) -> dict[str, int]:
+    """Of the same bucket."""
+    near = dict(sizes)
+    for name in sizes.keys() & {"rows", "batch", "q_len", "kv_len"}:
+        others = (round(sizes[name] * draw.uniform(0.85, 1.18)) for _ in range(9))
+        near[name] = next((n for n in others if n and bucket_of({name: n}) == bucket_of({name: sizes[name]})), sizes[name])
+    return near | {"q_len": near["kv_len"]} if sizes.get("causal") else near
+
+
 DRAWS = {"scaled_dot_product_attention": attention_problems, "layer_norm": layer_norm_problems}
 
 
 def problem(
-    package: Package, sizes: dict[str, int], dtype: torch.dtype, axes: str, place: torch.device, rounds: int
+    package: Package, sizes: dict[str, int], dtype: torch.dtype, axes: str, place: torch.device, rounds: int, *,
+    neighbour: bool = False,
 ) -> dict[str, Any]:
     frontend = package.frontend
     args = frontend.timed({**sizes, "attn_mask": 0}, dtype, place, 1)
+    if neighbour and package.function == "scaled_dot_product_attention":
+        args = (*(t.transpose(1, 2).contiguous().transpose(1, 2) for t in args[:3]), *args[3:])
     if axes:
         args = (*args[:3], mask_of(sizes, axes, dtype, place), *args[4:])
     with torch.inference_mode():
@@ -150,7 +171,10 @@ def problem(
             with sdpa_kernel(ADA), suppress(torch.OutOfMemoryError):  # PyTorch may have to hold all scores
                 us |= gpu_times({"without cuDNN": original}, rounds)
     shown = "x".join(map(str, sizes.values())) + f" {axes}".rstrip()
-    return {"function": package.function, "sizes": shown, "dtype": str(dtype)[6:], "way": way, "first_us": 1e6 * first, **us}
+    return {
+        "function": package.function, "sizes": shown, "dtype": str(dtype)[6:], "way": way, "neighbour": neighbour,
+        "first_us": 1e6 * first, **us,
+    }  # fmt: skip
 
 
 def tell(package: Package, records: list[dict[str, Any]], seconds: float) -> None:
@@ -166,7 +190,7 @@ def tell(package: Package, records: list[dict[str, Any]], seconds: float) -> Non
 
 def kind(way: str) -> str:
     if way.startswith("PyTorch"):
-        return "left to PyTorch after a race" if "this machine" in way else "left to PyTorch"
+        return "left to PyTorch after a race" if "on this machine, where" in way else "left to PyTorch"
     kinds = ("raced here", "measured at these", "nearest that was measured", "unmeasured", "variant")
     return next(k for k in kinds if k in way)
 
@@ -179,7 +203,7 @@ def tell_ratios(other: str, ratios: list[tuple[float, dict[str, Any]]]) -> None:
     print(f"  over {other}: geometric mean {mean:.3f}, {len(slow)} of {len(ratios)} slower by more than 3%")
     ways = defaultdict(list)
     for ratio, r in ratios:
-        ways[kind(r["way"])].append(ratio)
+        ways[kind(r["way"]) + (", neighbours" if r["neighbour"] else "")].append(ratio)
     for name, found in sorted(ways.items()):
         print(f"    {len(found):4} {name}: {geometric_mean(found):.3f}, at most {max(found):.3f}")
     for ratio, r in slow[:-9:-1]:

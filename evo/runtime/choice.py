@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import cpu
-from .package import Variant, slower
+from .package import Variant, deciding, slower
 
 _UNIT = 1e6
 """Distances are whole numbers of millionths of a doubling, so that equal ones are equal however they are computed."""
@@ -64,8 +64,8 @@ class Member:
     """A problem that something was tuned at, found to be the best for, or raced at: the builds of that for a device, the one
     to be taken first.
 
-    measured: on the device's very architecture (a CPU must be the same model). slower: by what PyTorch was faster there,
-    where that was measured; empty if it was not. how: what a race found, in words.
+    measured: in an undisturbed final on such a device, by its name. slower: by what PyTorch was faster there; empty if it
+    was not. how: what a race found, in words.
     """
 
     builds: Sequence[Variant]
@@ -102,11 +102,8 @@ def bucket_of(sizes: Mapping[str, int]) -> tuple[int, ...]:
 def member_of(builds: Sequence[Variant], device: int, point: Mapping[str, Any]) -> Member:
     """point: of what the first of the builds won."""
     record = {**builds[0].record, **point}
-    if device < 0:
-        measured = record.get("record", {}).get("device") == cpu.model()
-    else:
-        measured = rank_on_gpu(record["arch"], torch.cuda.get_device_capability(device)) == 0
-    measured = measured and record.get("timing") is not None
+    here = cpu.model() if device < 0 else torch.cuda.get_device_name(device)
+    measured = record.get("record", {}).get("device") == here and deciding(record) is not None
     return Member(builds, record["workload"]["dims"], measured, slower(record) if measured else "")
 
 

@@ -226,7 +226,7 @@ class Dispatch(Table):
                 fastest, ratio, disturbed = race(self._frontend, contenders, sizes, dtype, device)
             except Exception as error:  # whatever it is, the caller has a model to run
                 reason = str(error).partition("\n")[0]
-                return replace(nearest[0], how=f"{FAR}: no race could be held: {reason}")
+                return replace(nearest[0], slower=f"no race with it could be held: {reason}")
             finally:
                 self._jit.busy = False
             builds, where = [fastest.variant], in_words(sizes, self.package.options)
@@ -270,7 +270,7 @@ class Dispatch(Table):
         tuned = [v for v in candidates if all(v.sizes[n] == sizes[n] for n in v.fixed)]
         if tuned:
             members = members_of(tuned, device)
-            if any(sizes[n] for n in getattr(self._frontend, "DATA_DECIDE", ())):
+            if self._measures and any(sizes[n] for n in getattr(self._frontend, "DATA_DECIDE", ())):
                 members = [replace(m, measured=False, slower="") for m in members]
             return Family(members)
         fixed = sorted(candidates[0].fixed)

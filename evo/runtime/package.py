@@ -278,11 +278,17 @@ def in_words(sizes: Mapping[str, int], options: Collection[str]) -> str:
     return " ".join([found, *(name for name, n in sizes.items() if name in options and n)])
 
 
+def deciding(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """From a build's record in the manifest the timing that may decide who serves: of a final that nothing disturbed."""
+    timing: dict[str, Any] | None = record.get("timing")
+    return timing if timing is not None and timing["stage"] == "final" and not timing["disturbed"] else None
+
+
 def slower(record: Mapping[str, Any]) -> str:
-    """By what PyTorch was faster where a build was measured, in words, from its record in the manifest: by all of the
-    interval of a final that nothing disturbed. Empty if it was not, or is not known."""
-    timing = record.get("timing")
-    if timing is None or timing["stage"] != "final" or timing["disturbed"] or (timing["ratio_low"] or 0.0) <= 1.0:
+    """By what PyTorch was faster where a build was measured, in words: by all of the interval. Empty if it was not, or is
+    not known."""
+    timing = deciding(record)
+    if timing is None or (timing["ratio_low"] or 0.0) <= 1.0:
         return ""
     sizes = in_words(record["workload"]["dims"], record["workload"]["options"])
     return faster_torch(sizes, record["record"].get("device") or record["arch"], timing["ratio"])

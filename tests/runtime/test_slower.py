@@ -109,17 +109,19 @@ def test_none_is_compiled_from_a_slower_one(attention_copy: Any, use: Importer) 
     assert "; measured to be faster at 2x4x4x128x128x64" in not_tuned(module, 32)
 
 
-def test_on_a_gpu_its_own_architectures_figures_count(
+def test_on_a_gpu_the_figures_of_such_a_gpu_count(
     tmp_path: Path, use: Importer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiled here, and loaded nowhere: measured on sm_90, and built from that for sm_89."""
     out = tmp_path / "layernorm_for_gpus"
     request = request_for("cuda", "sm_90", out, "rows=64,cols=1024,dtype=float16")
     EXPORTER.export(replace(request, builds=("sm_90", "sm_89")))
-    edit_manifest(out, timed(SLOWER, device="another GPU"))
+    edit_manifest(out, timed(SLOWER, device="such a GPU"))
     dispatch, key = use(out).frontend.DISPATCH, (0, torch.float16, 64, 1024, 0, 0, 0, 0)
-    for capability, left in (((9, 0), True), ((8, 9), False), ((8, 6), False)):
+    for capability, name in (((9, 0), "such a GPU"), ((9, 0), "another"), ((8, 9), "another"), ((8, 6), "another")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=0, found=capability: found)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=0, found=name: found)
         for asked in (False, True):
             dispatch.also_serve(slower=asked)  # else it says that no GPU is there to load it
-            assert ("measured to be faster at 64x1024 on another GPU" in dispatch[key]) is (left and not asked)
+            left = name == "such a GPU" and not asked
+            assert ("measured to be faster at 64x1024 on such a GPU" in dispatch[key]) is left
