@@ -4,7 +4,7 @@ tables or as JSON."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from evo.evaluation import PASSED, Costs, Status, Timing
 from evo.executors import InFlight
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.problem.kernel import Workload
 from evo.problem.space import Point
 from evo.report.text import counted, duration, short
 from evo.search.loop import Budget, Improvement, Progress
@@ -52,7 +51,7 @@ _STAGES = {
 class PlainLines:
     """A line whenever something better is found, and one every few seconds; nothing on a quiet console."""
 
-    def __init__(self, console: Console, workloads: tuple[Workload, ...]) -> None:
+    def __init__(self, console: Console, workloads: Sequence[str]) -> None:
         self._console, self._workloads = console, workloads
         self._improvements = 0
         self._last = time.monotonic()
@@ -87,7 +86,7 @@ class LiveScreen:
     """Best so far, rate, states, failures by kind, busy share, time left; drawn in place. It owns the terminal while it is
     entered."""
 
-    def __init__(self, console: Console, title: str, workloads: tuple[Workload, ...], budget: Budget) -> None:
+    def __init__(self, console: Console, title: str, workloads: Sequence[str], budget: Budget) -> None:
         self._console, self._title = console, title
         self._workloads, self._budget = workloads, budget
         self._live = Live(console=console, refresh_per_second=8, transient=True)
@@ -115,9 +114,9 @@ class LiveScreen:
             if found := progress.best.get(task):
                 gain = Text(f"{1 / found.ratio:.2f}x", style="bold green")
                 us = f"{found.timing.median_us:.2f} us"
-                best.add_row(str(workload), us, gain, _interval(found), f"#{found.order}")
+                best.add_row(workload, us, gain, _interval(found), f"#{found.order}")
             else:
-                best.add_row(str(workload), "…", "…", "", "")
+                best.add_row(workload, "…", "…", "", "")
         share, left = self._time_left(progress)
         bar = ProgressBar(total=1.0, completed=share, width=40)
         line = Table.grid(padding=(0, 2))

@@ -34,7 +34,7 @@ from evo.cli.options import (
 )
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.screen import LiveScreen, PlainLines, outcome_record, print_outcome
-from evo.cli.tables import Terminal
+from evo.cli.tables import Terminal, brief_workload
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
 from evo.export import check_replaceable
@@ -393,10 +393,12 @@ def follow(
         kept = find_run(store, run.name).evaluations
         searched = duration(run.elapsed_s)
         console.say(f"run {run.name} is resumed: {counted(kept, 'candidate')} and {searched} of searching are kept")
-    screen: PlainLines | LiveScreen = PlainLines(console, run.spec.workloads)
+    kernel = load_kernel(run.spec.kernel)
+    names = {workload: brief_workload(workload, kernel) for workload in run.spec.workloads}
+    screen: PlainLines | LiveScreen = PlainLines(console, [*names.values()])
     if console.is_terminal and not console.quiet:
         title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
-        screen = LiveScreen(console, title, run.spec.workloads, Budget(**run.spec.budget))
+        screen = LiveScreen(console, title, [*names.values()], Budget(**run.spec.budget))
     with screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
@@ -404,7 +406,7 @@ def follow(
 
                 def finals(workload: Workload) -> None:
                     searching.clear()
-                    screen.say(f"finals of {workload} …")
+                    screen.say(f"finals of {names[workload]} …")
 
                 outcome = execute(
                     run, store, executor, screen.update,

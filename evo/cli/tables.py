@@ -16,7 +16,7 @@ from evo.analysis.times import RelativeTime
 from evo.errors import EvoError
 from evo.evaluation import Timing, within_noise
 from evo.problem.genome import Change
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.report.text import visible
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
@@ -149,6 +149,12 @@ def short_workload(key: str, kernel: str) -> str:
     with suppress(EvoError):
         usual = Workload.of({}, "", load_kernel(kernel).options).key
     return ",".join(part for part in key.split(",") if part not in usual.split(","))
+
+
+def brief_workload(workload: Workload, kernel: Kernel) -> str:
+    """Sizes, dtype, and the options that have not their defaults: 4096x4096 float16 rstd eps=0.001."""
+    options = [n if v is True else f"{n}={str(v).lower()}" for n, v in workload.options if v != kernel.options.get(n)]
+    return " ".join([str(workload), *options])
 
 
 def timing_record(timing: Timing) -> dict[str, Any]:

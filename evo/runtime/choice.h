@@ -63,8 +63,9 @@ struct Answer {
     std::string in_words() const { return (serves() ? "" : "PyTorch: ") + *text + how; }
 };
 
-// Problems of one bucket are served as the first of them that was measured: sizes to half a doubling.
-inline std::int64_t bucket_of(double log) { return static_cast<std::int64_t>(2 * log + 0.5); }
+// Problems of one bucket are served as the first of them that was measured: sizes to half a doubling, and whether they are
+// whole vectors, as in choice.py.
+inline std::int64_t bucket_of(std::int64_t size, double log) { return 2 * static_cast<std::int64_t>(2 * log + 0.5) + (size % 8 == 0); }
 
 // Of a problem's sizes: which there may be, and whether it is compiled in.
 struct Dimension {
@@ -74,7 +75,8 @@ struct Dimension {
 
 // What was tuned at one problem, or won a race at it. No `text`: it is not loaded yet.
 struct Member {
-    std::vector<double> logs;  // of its sizes
+    std::vector<double> logs;           // of its sizes
+    std::vector<std::int64_t> buckets;  // likewise
     Text slower;               // why problems near them are left to PyTorch, if they are
     Text text;
     int variant = -1;
@@ -83,6 +85,8 @@ struct Member {
     std::shared_ptr<const More> more;
 
     static double log_of(std::int64_t size) { return std::log2(static_cast<double>(std::max<std::int64_t>(size, 1))); }
+
+    void add_size(std::int64_t size) { logs.push_back(log_of(size)), buckets.push_back(bucket_of(size, logs.back())); }
 
     Answer answer(const std::int64_t* sizes) const {
         Answer found;
@@ -121,7 +125,7 @@ struct Family {
             if (!nearest || distance < least) nearest = &m, least = distance;
         }
         bool decided = nearest->measured;
-        for (size_t i = 0; i < count; ++i) decided = decided && bucket_of(nearest->logs[i]) == bucket_of(logs[i]);
+        for (size_t i = 0; i < count; ++i) decided = decided && nearest->buckets[i] == bucket_of(sizes[i], logs[i]);
         Answer answer;
         answer.undecided = races && !decided;
         if (answer.undecided) return answer;

@@ -95,8 +95,9 @@ def is_measured(member: Member, sizes: Mapping[str, int]) -> bool:
 
 
 def bucket_of(sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Problems of one bucket are served as the first of them that was measured: sizes to half a doubling."""
-    return tuple(int(2 * math.log2(max(n, 1)) + 0.5) for n in sizes.values())
+    """Problems of one bucket are served as the first of them that was measured: sizes to half a doubling, and whether they
+    are whole vectors: where rows begin between vectors, other code runs, of PyTorch, too. choice.h does the same."""
+    return tuple(2 * int(2 * math.log2(max(n, 1)) + 0.5) + (n % 8 == 0) for n in sizes.values())
 
 
 def member_of(builds: Sequence[Variant], device: int, point: Mapping[str, Any]) -> Member:

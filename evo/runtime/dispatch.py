@@ -273,9 +273,8 @@ class Dispatch(Table):
             if self._measures and any(sizes[n] for n in getattr(self._frontend, "DATA_DECIDE", ())):
                 members = [replace(m, measured=False, slower="") for m in members]
             return Family(members)
-        fixed = sorted(candidates[0].fixed)
-        asked, *known = (", ".join(f"{n}={own[n]}" for n in fixed) for own in (sizes, *(v.sizes for v in candidates)))
-        untuned = f"these sizes were not tuned for: {asked} (but {'; '.join(sorted(set(known)))}); "
+        asked, *known = (self._compiled_in(candidates[0], own) for own in (sizes, *(v.sizes for v in candidates)))
+        untuned = f"nothing was tuned for {asked} (but for {'; '.join(sorted(set(known)))}); "
         if self._only is not None:
             return untuned + "no other variant is to be chosen now"
         if common not in self._fallbacks:
@@ -285,6 +284,12 @@ class Dispatch(Table):
         if not (device >= 0 if self._untuned is None else self._untuned):
             return untuned + "also_serve(untuned=True) has a variant compiled for them"
         return Family([replace(member_of(builds, device, {}), measured=False)], untuned)
+
+    def _compiled_in(self, variant: Variant, sizes: Mapping[str, int]) -> str:
+        """The sizes that are, in words, and the options that are on: head_dim=64 causal."""
+        sizes = {n: sizes[n] for n in sorted(variant.fixed)}
+        numbers = [f"{n}={size}" for n, size in sizes.items() if n not in self.package.options]
+        return " ".join([*numbers, *(n for n, size in sizes.items() if n in self.package.options and size)]) or "no option"
 
     def _left(self, family: Family, member: Member) -> str:
         """Why problems near a member's own are left to PyTorch; empty if they are not."""

@@ -176,7 +176,7 @@ class Table {
             const Dimension& d = dimensions_[i];
             std::int64_t& size = problem.words[i + 2];
             if (size < d.low || size > d.high) return false;
-            if (!(problem.device() < 0 ? d.fixed_on_cpu : d.fixed_on_gpu)) size = bucketed ? bucket_of(Member::log_of(size)) : 0;
+            if (!(problem.device() < 0 ? d.fixed_on_cpu : d.fixed_on_gpu)) size = bucketed ? bucket_of(size, Member::log_of(size)) : 0;
         }
         return true;
     }
@@ -249,7 +249,7 @@ class Table {
 
     static Member member(const py::tuple& record, size_t sizes) {
         Member m;
-        for (size_t i = 0; i < sizes; ++i) m.logs.push_back(Member::log_of(record[i].cast<std::int64_t>()));
+        for (size_t i = 0; i < sizes; ++i) m.add_size(record[i].cast<std::int64_t>());
         const auto told = [&](size_t i) { return py::len(record[i]) ? text_of(record[i]) : nullptr; };
         m.slower = told(sizes), m.text = told(sizes + 1);
         m.variant = record[sizes + 2].cast<int>(), m.measured = record[sizes + 4].cast<bool>();

@@ -12,12 +12,12 @@ Finalists are compared with each other by the race that all of them ran in; the 
 
 import os
 import platform
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 from evo import __version__
@@ -480,18 +480,23 @@ def _default_builders(target: str) -> int:
     return cores if find_target(target).shares_cores else max(1, min(cores - 1, 32))
 
 
-def _points_of(grid: str) -> list[str]:
+_MOST_WORKLOADS = 256
+
+
+def _points_of(grid: str) -> Iterator[str]:
     """The workloads of a grid: rows=1024/4096,cols=1024,dtype=float16/bfloat16 are four."""
     parts = [part.partition("=") for part in grid.split(",")]
     if bare := next((name for name, equals, _ in parts if not equals), None):
         raise UsageError(f"--cover {grid!r}: {bare!r} has no name; several values of one name are written rows=16/32")
-    return [",".join(p) for p in product(*([f"{n}{equals}{v}" for v in values.split("/")] for n, equals, values in parts))]
+    yield from map(",".join, product(*([f"{n}{equals}{v}" for v in values.split("/")] for n, equals, values in parts)))
 
 
 def check_workloads(kernel: Kernel, target: str, texts: Sequence[str], grids: Sequence[str] = ()) -> tuple[Workload, ...]:
     """The workloads named and those of grids, or else the kernel's own. Raises what `Kernel.workload` raises."""
     kernel.check_target(target)
-    texts = [*texts, *(point for grid in grids for point in _points_of(grid))]
+    texts = [*texts, *islice((point for grid in grids for point in _points_of(grid)), _MOST_WORKLOADS + 1)]
+    if len(texts) > _MOST_WORKLOADS:
+        raise UsageError(f"one search has at most {_MOST_WORKLOADS} workloads, and more are asked for: name a smaller grid")
     if not texts:
         return kernel.workloads[target]
     found = tuple(kernel.workload(target, text) for text in texts)

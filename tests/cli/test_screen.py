@@ -48,7 +48,8 @@ def test_what_a_resumed_run_had_found_before_is_told_as_that_and_only_the_best_o
 def shown(live: bool, *updates: Progress) -> str:
     out = io.StringIO()
     console = Console(file=out, width=150, force_terminal=live, color_system=None)
-    observer = LiveScreen(console, "evo search", WORKLOADS, Budget(seconds=9)) if live else PlainLines(console, WORKLOADS)
+    names = [str(workload) for workload in WORKLOADS]
+    observer = LiveScreen(console, "evo search", names, Budget(seconds=9)) if live else PlainLines(console, names)
     with observer:
         for update in updates:
             observer.update(update)

@@ -11,7 +11,7 @@ int main() {
     for (size_t i = 0; i < members; ++i) {
         Member m;
         std::int64_t size;
-        for (size_t d = 0; d < sizes; ++d) std::cin >> size, m.logs.push_back(Member::log_of(size));
+        for (size_t d = 0; d < sizes; ++d) std::cin >> size, m.add_size(size);
         bool slower;
         std::cin >> slower >> m.measured >> m.first.blocks_per_tile >> m.first.most_blocks >> m.first.axes >> m.first.launch.cluster >> tiles;
         for (size_t t = 0; t < tiles; ++t) {
