@@ -263,7 +263,8 @@ def _mask(attn_mask: Any, query: Tensor, kv_len: int, is_causal: bool) -> Any:
     at = addresses(attn_mask)
     if type(at) is str:
         return at
-    if query.is_cuda and at[0] % 16:  # variants read such a one, but slowly
+    # Variants read such a one, but slowly; of added ones PyTorch's read what is not there.
+    if query.is_cuda and at[0] % 16 and attn_mask.dtype is torch.bool:
         return "attn_mask starts between vectors"
     if attn_mask.dtype not in (torch.bool, query.dtype):
         return "attn_mask is neither boolean nor of the dtype of query"
