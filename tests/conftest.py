@@ -19,6 +19,8 @@ from tests.lineage.postgres import Server, start_server
 
 _DEAR_FIXTURES = {"verdicts", "searched", "folder", "module", "toy", "launcher", "loaded", "trained"}
 """Of a file: what takes half a minute to set up is set up once, not by every worker."""
+_SEARCHES = {"test_search.py", "test_api.py"}
+"""Two searches at once disturb each other, and what was disturbed is timed again."""
 _APART = ("folder", "launcher", "loaded", "trained")
 """Those that are set up anew for each of their parameters: a worker may have one."""
 
@@ -41,7 +43,9 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     for item in items:
-        if _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if item.path.name in _SEARCHES:
+            item.add_marker(pytest.mark.xdist_group("searches"))
+        elif _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             parts = [item.path.name, *(str(parameters[name]) for name in _APART if name in parameters)]
             item.add_marker(pytest.mark.xdist_group("-".join(parts)))

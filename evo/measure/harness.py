@@ -49,7 +49,7 @@ _PROTOCOLS = {
     ),
     ("final", True): Protocol(
         name="final", min_rounds=16, max_rounds=40, sample_us=4000.0, precision=0.01,
-        limit_s=20.0, least_rounds=BOOTSTRAP_SAMPLES,
+        limit_s=10.0, least_rounds=BOOTSTRAP_SAMPLES,
     ),
 }
 """By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""

@@ -13,7 +13,7 @@ from evo.problem.space import Categorical, Constraint, Derivation, Ordinal, Para
 __all__ = ["INACTIVE", "plan", "space", "sums"]
 
 INACTIVE: dict[str, Value] = {
-    "prefetch": 0, "finish": "none", "launch": "plain", "finish_cols": 32, "finish_splits": 1,
+    "prefetch": 0, "sums_store": "registers", "finish": "none", "launch": "plain", "finish_cols": 32, "finish_splits": 1,
 }  # fmt: skip
 
 _ARCH_HAS_EARLY_LAUNCHES = 90
@@ -67,7 +67,8 @@ def _shape(point: Mapping[str, Value], workload: Workload) -> _Shape:
     packets = -(-cols // lanes)
     iterations = -(-packets // p["threads_per_row"])
     packed = iterations * max(1, p["vector_bytes"] // 4)
-    registers = 26 + sums(workload) * iterations * lanes
+    shared_sums = p["sums_store"] == "shared"
+    registers = 26 + (8 if shared_sums else sums(workload) * iterations * lanes)
     if p["row_store"] == "registers":
         registers += packed * (4 if p["prefetch"] else 2) + (packed if options["dresidual"] else 0)
     if p["weight_load"] == "kept":
@@ -77,7 +78,9 @@ def _shape(point: Mapping[str, Value], workload: Workload) -> _Shape:
         iterations=iterations,
         threads=p["threads_per_row"] * p["rows_per_block"],
         whole=p["vector_bytes"] >= element_bytes and cols % lanes == 0,
-        smem_bytes=4 * sums(workload) * cols if p["rows_per_block"] > 1 else 0,
+        smem_bytes=4 * sums(workload) * (iterations * lanes * p["threads_per_row"] if shared_sums else cols)
+        if shared_sums or p["rows_per_block"] > 1
+        else 0,
         registers=registers,
     )
 
@@ -133,6 +136,12 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
     ]
     if sums(workload):
         found += [
+            Categorical(
+                name="sums_store",
+                values=("registers", "shared"),
+                structural=True,
+                why="of long rows the sums of a thread's columns leave registers no room for rows in flight",
+            ),
             Categorical(
                 name="finish",
                 values=("launch", "last_block"),
@@ -192,6 +201,11 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             "what is held in registers must fit those of a thread",
         ),
         rule(
+            "shared_sums_of_one_row",
+            lambda p, s: p["sums_store"] == "registers" or p["rows_per_block"] == 1,
+            "sums in shared memory are those of a block that works on one row at once",
+        ),
+        rule(
             "unrolled_loops_are_short",
             lambda p, s: s.iterations <= 32,
             "loops are unrolled whole: at most 32 vectors a thread",
@@ -227,8 +241,9 @@ def _default(workload: Workload, limits: Limits, constraints: tuple[Constraint, 
         vector *= 2
     vectors = [v for v in (16, 8, 4, 2) if element_bytes <= v <= vector]
     stored = (("registers", 1, "kept"), ("registers", 0, "kept"), ("registers", 0, "stream"))
-    choices = [*product((16, 8, 32), stored), *product((32, 16, 8), (("reread", None, "stream"),))]
-    for (elements, (store, prefetch, weight)), v in product(choices, vectors):
+    few, many = product(("registers",), (16, 8, 32), stored), product(("shared",), (32, 16), stored)
+    choices = [*few, *(many if sums(workload) else ()), *product(("registers",), (32, 16, 8), (("reread", None, "stream"),))]
+    for (sums_store, elements, (store, prefetch, weight)), v in product(choices, vectors):
         packets = cols * element_bytes // v
         most = max(32, min(packets, next((t for t in _THREADS if t * elements >= cols), 1024)))
         threads = max(t for t in _THREADS if t <= most)
@@ -246,6 +261,7 @@ def _default(workload: Workload, limits: Limits, constraints: tuple[Constraint, 
             "load": "default" if store == "reread" else "nc",
             "store": "default",
             "min_blocks": 0,
+            **({"sums_store": sums_store} if sums(workload) else {}),
             **({"finish": "launch", "finish_cols": 32, "finish_splits": 8} if sums(workload) else {}),
             **({"launch": "plain"} if sums(workload) and limits.capability >= _ARCH_HAS_EARLY_LAUNCHES else {}),
         }
