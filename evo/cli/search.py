@@ -1,5 +1,6 @@
 """evo search, evo resume, which `evo.api` shares; and what other commands that build and run candidates begin with."""
 
+import json
 import re
 import signal
 import threading
@@ -37,7 +38,7 @@ from evo.cli.screen import LiveScreen, PlainLines, outcome_record, print_outcome
 from evo.cli.tables import Terminal, brief_workload
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
-from evo.export import check_replaceable
+from evo.export import MANIFEST, check_replaceable
 from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, Workload, load_kernel
@@ -125,7 +126,7 @@ def search(
     fix: Annotated[list[str] | None, typer.Option(help="Hold a parameter at one value: NAME=VALUE.")] = None,
     start: Annotated[
         list[str] | None,
-        typer.Option(help="Also try this first: a run's winners, a candidate, or NAME=VALUE,...; repeat for more."),
+        typer.Option(help="Try this first, too: a run's winners, a candidate, an export, NAME=VALUE,...; repeat for more."),
     ] = None,
     builders: Annotated[int | None, typer.Option(help="Compiling processes.", min=1)] = None,
     finalists: Annotated[int | None, typer.Option(help="Candidates that are timed again, paired.", min=1)] = None,
@@ -276,14 +277,20 @@ def read_initial_points(
 ) -> tuple[Mapping[str, Any], ...]:
     """The points that the texts of --start name, in their order.
 
-    A text is NAME=VALUE,... (the default with these values), the name of a run (its winners) or a candidate.
+    A text is NAME=VALUE,... (the default with these values), the name of a run (its winners), a candidate, or the folder of
+    an export (its variants).
     spaces: of the workloads. A point is tried where it is legal; of each text at least one point must be legal somewhere.
 
     Raises UsageError, UnknownNameError, SpaceError or StoreError.
     """
     found: list[Mapping[str, Any]] = []
     for text in texts:
-        points = [_parse_start(text, spaces)] if "=" in text else _recorded_points(text, kernel, target, db)
+        if "=" in text:
+            points = [_parse_start(text, spaces)]
+        elif (Path(text) / MANIFEST).is_file():
+            points = _exported_points(Path(text), target)
+        else:
+            points = _recorded_points(text, kernel, target, db)
         fit = [point for point in points if any(space.with_initial_points([point]).initial_points for space in spaces)]
         if not fit:
             known = [(space, {k: v for k, v in p.items() if k in space.by_name}) for p in points for space in spaces]
@@ -291,6 +298,18 @@ def read_initial_points(
             raise UsageError(f"--start {text!r} is legal for none of the workloads: {'; '.join(broken) or points}")
         found += fit
     return tuple(found)
+
+
+def _exported_points(folder: Path, target: str) -> list[Mapping[str, Any]]:
+    """Each once; also those of another kernel, and of what it was before, as far as they are legal."""
+    try:
+        variants = json.loads((folder / MANIFEST).read_bytes())["variants"]
+        genomes = {json.dumps(v["genome"], sort_keys=True): v["genome"] for v in variants if v["target"] == target}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--start {folder}: {MANIFEST} there cannot be read as an export's: {error!r}") from error
+    if not genomes:
+        raise UsageError(f"--start {folder}: no variant there is for {target}")
+    return list(genomes.values())
 
 
 def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[Mapping[str, Any]]:

@@ -19,7 +19,7 @@ from evo.discovery import find_plugin, plugin_names
 from evo.errors import UnknownNameError, UsageError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
-from evo.runtime.package import MANIFEST
+from evo.runtime.package import MANIFEST as MANIFEST
 
 _WRITER = "evo"
 """`written_by` in a manifest marks a folder as an export."""

@@ -85,6 +85,16 @@ def test_what_was_recorded_of_a_kernel_is_timed_whatever_its_folder_was_called(
     assert capsys.readouterr().err == ""
 
 
+def test_a_search_begins_with_what_is_shipped() -> None:
+    kernel, folder = load_kernel("layernorm"), Path(__file__).parents[2] / "kernels" / "layernorm"
+    limits = find_target("cuda").limits("sm_90")
+    sizes = [kernel.workload("cuda", f"rows=4096,cols={n},dtype=float16") for n in (1024, 8192)]
+    spaces = [kernel.space("cuda", workload, limits) for workload in sizes]
+    found = read_initial_points([str(folder)], kernel, "cuda", spaces, "none.db")
+    assert len(found) > 9
+    assert {point["threads_per_row"] for point in found} >= {64, 256}
+
+
 @pytest.mark.parametrize("called", ["{folder}", "toy", "../b/toy"])
 def test_a_kernel_of_the_same_name_or_relative_path_may_be_another_one(
     called: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

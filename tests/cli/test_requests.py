@@ -18,6 +18,7 @@ from evo.targets import find_target
 from tests.lineage.samples import new_run
 from tests.toy_kernel import write_kernel
 
+NUMBERS = "/".join(map(str, range(1, 20)))
 SMALL = "rows=64,cols=256,dtype=float32"
 
 BAD = {
@@ -38,6 +39,14 @@ BAD = {
     "start twice": (["search", "layernorm", "--start", "threads=1,threads=2"], "names a parameter twice"),
     "start idle": (["search", "layernorm", "--start", "threads=1,schedule=dynamic"], "schedule has no effect; leave it out"),
     "start": (["search", "layernorm", "--start", "nobody"], "there is no database"),
+    "start of no such target": (
+        ["search", "layernorm", "--start", str(Path(__file__).parents[2] / "kernels" / "layernorm")],
+        "no variant there is for cpu",
+    ),
+    "many": (
+        ["search", "layernorm", "--cover", f"rows={NUMBERS},cols={NUMBERS},dtype=float32"],
+        "one search has at most 256 workloads, and more are asked for: name a smaller grid",
+    ),
     "start and fix": (
         ["search", "layernorm", "--start", "simd_bits=128", "--fix", "simd_bits=256"],
         "simd_bits has no value '128'",
