@@ -290,7 +290,7 @@ REFUSED: list[tuple[str, Options, Options]] = [
     ("scale is not", {}, {"scale": 0.0}),
     ("scale is not", {}, {"scale": 10**400}),
     ("unequal lengths", {"length": 5, "kv_len": 70}, {"is_causal": True}),
-    ("not tuned", {"dim": 40}, {}),
+    ("nothing was tuned for head_dim=40 (but for head_dim=64; ", {"dim": 40}, {}),
 ]
 
 

@@ -86,7 +86,7 @@ def test_where_the_data_decide_even_what_was_measured_is_raced(
     assert len(list(cache.glob("race-*"))) <= 1  # none is kept if it was disturbed
 
 
-@pytest.mark.parametrize("launched", ["use", "natively"])
+@pytest.mark.parametrize("launched", ["use", pytest.param("natively", marks=pytest.mark.slow)])
 def test_a_race_in_the_same_bucket_takes_nothing_from_what_was_measured(
     copy_of: Path, launched: str, cache: Path, request: pytest.FixtureRequest
 ) -> None:
