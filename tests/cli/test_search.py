@@ -40,8 +40,8 @@ def evo(*arguments: str, **options: Any) -> Ended:
 
 def test_a_grid_is_covered_and_its_export_serves_each_point_by_what_won_it(tmp_path: Path) -> None:
     db = ("--db", str(tmp_path / "lineage.db"))
-    grid = ("--cover", "rows=16/64,cols=96,dtype=float32")
-    found = evo("search", "layernorm", "--target", "cpu", *grid, "--evaluations", "4", "--name", "few", "--finalists", "2", *db)
+    words = ("--cover", "rows=16/64,cols=96,dtype=float32", "--evaluations", "4", "--finalists", "2", "--name", "few")
+    found = evo("search", "layernorm", "--target", "cpu", *words, *db)
     assert found.code == 0, found.err
     assert re.search(r"\d variants? for 2 workloads: ", found.out)
     told = evo("show", "few", "--json", *db).document["cover"]
