@@ -68,7 +68,9 @@ def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any,
     (tmp_path / "mine" / "note").write_text("kept")
     again = here("new", "mine")
     assert (again.code, again.sentence) == (2, "evo: mine exists: choose another name, or remove it; nothing was written")
-    searched = here("search", "mine", "--target", "cpu", "--workload", small, "--evaluations", "3", "--json")
+    searched = here(
+        "search", "mine", "--target", "cpu", "--workload", small, "--evaluations", "3", "--finalists", "1", "--json"
+    )
     assert searched.code == 0, searched.out
     name = here("best", "--json").document[0]["candidate"]
     source = here("show", name, "--source").out
