@@ -165,7 +165,7 @@ def test_what_cannot_be_resumed_or_begun_is_refused_before_anything_starts(
 
 
 def test_a_finished_run_is_searched_on_when_given_more(asked: Any) -> None:
-    ended = asked("resume", "small", "--evaluations", "14", "--finalists", "1", "--json")
+    ended = asked("resume", "small", "--evaluations", "14", "--json")
     assert ended.code == 0, ended.err
     assert ended.document["candidates"] == 14
     since = ended.document["since_resumed"]
@@ -173,7 +173,7 @@ def test_a_finished_run_is_searched_on_when_given_more(asked: Any) -> None:
     assert 0 < since["search_s"] < ended.document["search_s"]
     assert 0 <= sum(ended.document["evaluation_ms"].values()) < 1e3 * since["search_s"]
     assert asked("runs", "--json").document[0]["evaluations"] == 14
-    told = asked("resume", "small", "--evaluations", "15", "--finalists", "1").out
+    told = asked("resume", "small", "--evaluations", "15").out
     assert re.match(r"run small is resumed: 14 candidates and .+ of searching are kept\n", told)
     assert re.search(r"(?m)^since it was resumed: 1 candidate in [\d.]+ s$", told)
     assert re.search(r"a candidate costs on average [\d.]+ ms building", told)
@@ -280,7 +280,7 @@ def test_a_search_that_is_interrupted_or_killed_is_resumed_to_the_end(here: Any,
         process.communicate()
     killed = stored(tmp_path)
     assert interrupted.items() <= killed.items()
-    ended = evo("resume", "long", "--finalists", "1", "--json", cwd=tmp_path)
+    ended = evo("resume", "long", "--json", cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert ended.document["resumed_from"]["candidates"] == len(killed)
     assert ended.document["candidates"] == 64
