@@ -17,7 +17,7 @@ from evo.cli.recorded import find_named, read_winners, workload_of
 from evo.cli.tables import short_workload
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, PASSED
-from evo.export import Exporter, ExportItem, ExportRequest, find_exporter, publish
+from evo.export import MANIFEST, Exporter, ExportItem, ExportRequest, find_exporter, publish
 from evo.export._package import asked_of, with_ptx
 from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
@@ -45,7 +45,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Export winners as something that PyTorch code imports."""
-    exporter = find_exporter(format)
+    exporter, replaced = find_exporter(format), (out / MANIFEST).is_file()
     chosen: list[CandidateRecord] = []
     remarks: list[str] = []
     with Store.open(db, write=False) as store:
@@ -63,13 +63,13 @@ def export(
     for remark in shown:
         typer.echo(f"evo: {remark}", err=True)
     if more := len(remarks) - len(shown):
-        typer.echo(f"evo: {more} more of these: {out / 'manifest.json'} says what of each workload is built", err=True)
+        typer.echo(f"evo: {more} more of these: {out / MANIFEST} says what of each workload is built", err=True)
     if json:
         print_json([str(p) for p in written])
         return
     names = [short_workload(c.workload, c.kernel) for c in chosen] or [f"run {what[0]}"]
     workloads = ", ".join(names) if len(names) <= _SHOWN else f"{len(names)} workloads"
-    typer.echo(f"{out}: {len(written)} files for {workloads}")
+    typer.echo(f"{out}: {len(written)} files for {workloads}{', in place of an earlier export' if replaced else ''}")
     for line in exporter.advice(out):
         typer.echo(line)
 
