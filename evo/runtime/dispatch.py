@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.backends.cuda import cudnn_sdp_enabled, flash_sdp_enabled, math_sdp_enabled, mem_efficient_sdp_enabled
 
 from . import cpu, cuda
 from .choice import CLOSE, EXACT, FAR, Family, Member, bucket_of, in_order, is_measured, member_of, members_of
@@ -21,6 +22,8 @@ _RACING = 2
 """Variants that a race is between, beside PyTorch."""
 _GAIN = 1.05
 """How many times PyTorch's speed wins a race: its few rounds are not surer than that."""
+_BACKENDS = (flash_sdp_enabled, mem_efficient_sdp_enabled, math_sdp_enabled, cudnn_sdp_enabled)
+"""Of attention in PyTorch: what it is raced with depends on them."""
 _MOST_ENTRIES = 4096
 """That a table keeps; the oldest goes first."""
 
@@ -238,9 +241,11 @@ class Dispatch(Table):
     def _race_file(self, bucket: tuple[Any, ...]) -> str:
         device, *common = bucket
         if device < 0:
-            machine = cpu.model(), torch.get_num_threads()
+            machine = [cpu.model(), torch.get_num_threads()]
         else:
-            machine = torch.cuda.get_device_name(device), cuda.driver_version()
+            machine = [torch.cuda.get_device_name(device), cuda.driver_version()]
+            machine += [torch.backends.cudnn.version()]  # type: ignore[no-untyped-call]
+        machine += [enabled() for enabled in _BACKENDS]
         return f"race-{digest(self.package.read(MANIFEST), torch.__version__, *map(str, (*machine, *common)))}"
 
     def _sizes(self, key: tuple[Any, ...]) -> dict[str, int]:

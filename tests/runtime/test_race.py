@@ -103,6 +103,17 @@ def test_a_race_in_the_same_bucket_takes_nothing_from_what_was_measured(
     assert f"variant 0 (cpu native, float32, tuned for 64x96){EXACT}" in way(module, 64, 96)
 
 
+def test_a_race_is_remembered_for_pytorchs_back_ends_of_then(copy_of: Path, use: Importer) -> None:
+    dispatch = use(copy_of).frontend.DISPATCH
+    before = dispatch._race_file((-1, torch.float32, 64, 96))
+    assert dispatch._race_file((-1, torch.float32, 64, 96)) == before
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        assert dispatch._race_file((-1, torch.float32, 64, 96)) != before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 def test_a_race_that_cannot_be_held_leaves_the_problem_to_pytorch(
     copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
