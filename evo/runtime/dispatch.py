@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -22,7 +22,7 @@ _RACING = 2
 """Variants that a race is between, beside PyTorch."""
 _GAIN = 1.05
 """How many times PyTorch's speed wins a race: its few rounds are not surer than that."""
-_BACKENDS = (flash_sdp_enabled, mem_efficient_sdp_enabled, math_sdp_enabled, cudnn_sdp_enabled)
+_BACKENDS: Sequence[Callable[[], bool]] = (flash_sdp_enabled, mem_efficient_sdp_enabled, math_sdp_enabled, cudnn_sdp_enabled)
 """Of attention in PyTorch: what it is raced with depends on them."""
 _MOST_ENTRIES = 4096
 """That a table keeps; the oldest goes first."""
@@ -243,8 +243,7 @@ class Dispatch(Table):
         if device < 0:
             machine = [cpu.model(), torch.get_num_threads()]
         else:
-            machine = [torch.cuda.get_device_name(device), cuda.driver_version()]
-            machine += [torch.backends.cudnn.version()]  # type: ignore[no-untyped-call]
+            machine = [torch.cuda.get_device_name(device), cuda.driver_version(), torch.backends.cudnn.version()]
         machine += [enabled() for enabled in _BACKENDS]
         return f"race-{digest(self.package.read(MANIFEST), torch.__version__, *map(str, (*machine, *common)))}"
 
