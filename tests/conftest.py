@@ -17,6 +17,10 @@ from evo.lineage.store import Store
 from evo.targets import find_target
 from tests.lineage.postgres import Server, start_server
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+"""For the processes that tests start: OpenMP threads that wait spin, and on a machine with more to do than cores that takes
+the others' turns, for milliseconds at each call."""
+
 _DEAR_FIXTURES = {"verdicts", "searched", "folder", "module", "toy", "launcher", "loaded", "trained"}
 """Of a file: what takes half a minute to set up is set up once, not by every worker."""
 _SEARCHES = {"test_search.py", "test_api.py"}
@@ -27,11 +31,6 @@ _APART = ("folder", "launcher", "loaded", "trained")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, not skip, the gpu tests without a GPU")
-
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-"""For the processes that tests start: OpenMP threads that wait spin, and on a machine with more to do than cores that takes
-the others' turns, for milliseconds at each call."""
 
 
 def pytest_configure() -> None:

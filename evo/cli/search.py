@@ -1,6 +1,5 @@
 """evo search, evo resume, which `evo.api` shares; and what other commands that build and run candidates begin with."""
 
-import json
 import re
 import signal
 import threading
@@ -38,9 +37,10 @@ from evo.cli.screen import LiveScreen, PlainLines, outcome_record, print_outcome
 from evo.cli.tables import Terminal, brief_workload
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
-from evo.export import MANIFEST, check_replaceable
+from evo.export import MANIFEST, check_replaceable, read_manifest
 from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
+from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Space
 from evo.report.text import counted, duration
@@ -303,13 +303,13 @@ def read_initial_points(
 def _exported_points(folder: Path, target: str) -> list[Mapping[str, Any]]:
     """Each once; also those of another kernel, and of what it was before, as far as they are legal."""
     try:
-        variants = json.loads((folder / MANIFEST).read_bytes())["variants"]
-        genomes = {json.dumps(v["genome"], sort_keys=True): v["genome"] for v in variants if v["target"] == target}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        variants = read_manifest(folder)["variants"]
+        genomes = dict.fromkeys(Genome.of(v["genome"]) for v in variants if v["target"] == target)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"--start {folder}: {MANIFEST} there cannot be read as an export's: {error!r}") from error
     if not genomes:
         raise UsageError(f"--start {folder}: no variant there is for {target}")
-    return list(genomes.values())
+    return [genome.parameters for genome in genomes]
 
 
 def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[Mapping[str, Any]]:
