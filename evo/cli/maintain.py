@@ -29,7 +29,7 @@ def prune(
         list[Part] | None,
         typer.Option(
             help="What goes: failed (sources and machine code of what did not pass; the default), sources, binaries,"
-            " samples (single samples of search timings)."
+            " samples (single samples of search timings; a run that can be continued keeps them)."
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,

@@ -342,14 +342,14 @@ def session() -> Session:
 def _harness(data: TaskData) -> TimingHarness:
     """Kept, with its data, as long as there is memory for what others need: a run may have more workloads than fit. They
     take turns, and so that used last is freed first."""
-    from evo.measure.buffers import free_bytes
+    from evo.measure.buffers import has_room
     from evo.measure.harness import TimingHarness
 
     harnesses = _state.harnesses
     harness = harnesses.pop(data, None)
     if harness is None:
         harness = TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed)
-    while harnesses and free_bytes(session().device) < harness.wanted_bytes:
+    while harnesses and not has_room(session().device, harness.wanted_bytes):
         harnesses.popitem()
         gc.collect()  # its parts refer to each other
     harnesses[data] = harness

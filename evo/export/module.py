@@ -334,7 +334,7 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
     """As a variant's record, without a binary; and its source. `bare`: without a genome, which the row of the kernel's table
     gives. Raises KernelError."""
     kernel, target, workload, name = bare.kernel, bare.target, bare.workload, bare.dimension.name
-    first, last = row["from"], row["to"]
+    first, last, step = row["from"], row["to"], row.get("step", 1)
     where = f"kernel {kernel.name!r}, [[module.general]] for {name} from {first} to {last}"
     space = _space_of(kernel, target, workload, bare.arch)
     if space is None:
@@ -344,15 +344,16 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
     launch = form.launch(form.own)
     if launch is None:
         raise KernelError(f"{where}: {'; '.join(space.violations(form.genome.parameters))}")
-    all_listed = last - first < _MOST_LISTED
-    sizes = range(first, last + 1) if all_listed else {first + (last - first) * i // _PROBES for i in range(_PROBES + 1)}
+    in_row = range(first, last + 1, step)
+    all_listed = len(in_row) <= _MOST_LISTED
+    sizes = in_row if all_listed else {in_row[(len(in_row) - 1) * i // _PROBES] for i in range(_PROBES + 1)}
     described = form.described(launch, sizes)
     if described is None:
         raise KernelError(f"{where}: the source depends on it in another way than as a number in it")
     if not all_listed:
         if any(form.launch(n) != launch for n in sizes):
             raise KernelError(f"{where}: not every size in it is legal with one and the same launch")
-        described["sizes"] = [{"first": first, "last": last, "step": 1, "launch": {}}]
+        described["sizes"] = [{"first": first, "last": last, "step": step, "launch": {}}]
     source, options = form.render(form.own), dict(kernel.binding(target.name, workload).options)
     on = "".join(f"_{n}" for n, v in options.items() if v)
     record = {

@@ -36,7 +36,8 @@ class Part(StrEnum):
     BINARIES = "binaries"
     """Machine code of all candidates that are not kept."""
     SAMPLES = "samples"
-    """Single samples of the search's timings; medians and intervals stay."""
+    """Single samples of the search's timings; medians and intervals stay. An interrupted run keeps them: what continues it
+    decides by them again."""
 
 
 _STORED: tuple[tuple[Part, Any, Any], ...] = (
@@ -96,6 +97,7 @@ def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool
             write_alone(connection)
         for name in runs:
             key = resolve_run(connection, name)
+            status = connection.scalar(select(m.Run.status).where(m.Run.id == key))
             spared = _spared(key)
             kept += connection.scalar(select(func.count()).select_from(spared.subquery())) or 0
             unspared = select(_c.id).where(_c.id.between(*key_range(key)), _c.id.not_in(spared))
@@ -107,7 +109,7 @@ def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool
                     released.update(digests)
                     lost[part] += len(digests)
                     changes.append(update(digest.class_).where(where).values({digest.key: None}))
-            if Part.SAMPLES in wanted:
+            if Part.SAMPLES in wanted and status != RunStatus.INTERRUPTED:
                 length = func.length(cast(_t.samples_us, Text))
                 where = and_(_t.run_id == key, _t.round == 0, _t.candidate_id.not_in(spared), length > len("[]"))
                 number, letters = connection.execute(select(func.count(), func.sum(length)).where(where)).one()

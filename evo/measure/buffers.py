@@ -228,6 +228,16 @@ def free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) + kept
 
 
+def has_room(device: torch.device, size: int) -> bool:
+    """Whether so many bytes can be allocated, by the recording of a graph, too: that cannot draw on what the allocator
+    keeps, which is given back where it is needed."""
+    if device.type != "cuda":
+        return free_bytes(device) >= size
+    if torch.cuda.mem_get_info(device)[0] < size:
+        torch.cuda.empty_cache()
+    return bool(torch.cuda.mem_get_info(device)[0] >= size)
+
+
 def _too_large(name: str, size: int, free: int) -> LaunchError:
     return LaunchError(f"workspace {name} of {size:,} bytes does not fit: out of memory, with {free:,} bytes free")
 

@@ -65,18 +65,14 @@ __device__ __forceinline__ max_sum<BASE_2> merge(const max_sum<BASE_2>& p, const
     return {max, p.less(max) + q.less(max)};
 }
 // Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979), eq. 2.1.
-// The mean moves by delta * share, so equal means stay equal exactly: a constant row keeps variance 0.
+// The mean moves by delta * share, so equal means stay equal exactly: a constant row keeps variance 0. Beside nothing a
+// partner keeps its mean exactly, too, which the approximate division would not give: the threads of a row would differ.
 template <bool EQUAL>
 __device__ __forceinline__ moments<EQUAL> merge(const moments<EQUAL>& p, const moments<EQUAL>& q) {
     const float count = p.count + q.count, delta = q.mean - p.mean;
-    const float share = EQUAL ? q.count / count : __fdividef(q.count, fmaxf(count, 1.f));
+    const float share = EQUAL ? q.count / count : p.count == 0.f ? 1.f : __fdividef(q.count, count);
     return {count, p.mean + delta * share, p.m2 + q.m2 + delta * delta * (p.count * share)};
 }
-
-// What changes nothing that is like m: the mean of nothing is m's, as the approximate division would not give that exactly,
-// and the threads of a row would differ in the last bit.
-template <class M> __device__ __forceinline__ M nothing_beside(const M&) { return M::nothing(); }
-template <bool EQUAL> __device__ __forceinline__ moments<EQUAL> nothing_beside(const moments<EQUAL>& m) { return {0.f, m.mean, 0.f}; }
 
 __device__ __forceinline__ sum1 exchange(const sum1& p, int d, unsigned mask) { return {__shfl_xor_sync(mask, p.a, d)}; }
 __device__ __forceinline__ sum2 exchange(const sum2& p, int d, unsigned mask) {
@@ -159,7 +155,7 @@ __device__ __forceinline__ M reduce_cluster(M m, float* partial, int thread, int
         for (int i = 0; i < M::WORDS; ++i) store_in_cluster(remote + 4 * i, words[i]);
     }
     cluster_barrier();
-    m = lane % WIDTH < ENTRIES ? m.get(partial + lane % WIDTH * M::WORDS) : nothing_beside(m);
+    m = lane % WIDTH < ENTRIES ? m.get(partial + lane % WIDTH * M::WORDS) : M::nothing();
     return reduce_lanes<WIDTH>(m, 0xffffffffu);
 }
 

@@ -13,6 +13,7 @@ import torch
 
 from evo.errors import DeviceError, LaunchError
 from evo.evaluation import Binary
+from evo.measure.buffers import has_room
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
 from evo.targets import find_target
@@ -252,6 +253,18 @@ def test_what_replayed_calls_return_is_kept_until_the_replay_is_closed(session: 
     replay.run_us()
     replay.close()
     assert torch.cuda.memory_allocated() <= held - 4 * x.nbytes
+
+
+def test_a_replay_finds_the_memory_that_the_allocator_has_kept(session: CudaSession) -> None:
+    """Which a recording cannot draw on: a process that has timed much else keeps most of the GPU."""
+    torch.cuda.empty_cache()
+    source = torch.ones(512 << 20, dtype=torch.uint8, device="cuda")
+    kept = torch.empty(torch.cuda.mem_get_info()[0] - (256 << 20), dtype=torch.uint8, device="cuda")
+    assert not has_room(session.device, 2 * source.nbytes)
+    del kept
+    assert has_room(session.device, 2 * source.nbytes)
+    session.record([source.neg, source.neg]).close()
+    torch.cuda.empty_cache()
 
 
 def test_one_call_that_is_repeated_finds_the_memory_of_its_result_again(session: CudaSession) -> None:
