@@ -400,10 +400,13 @@ class Workspace {
             std::int64_t bytes = piece.bytes;
             for (const size_t dimension : piece.dimensions) bytes *= problem.sizes()[dimension];
             const at::TensorOptions options = like.dtype(at::kByte);
-            tensors_.push_back(piece.zeroed ? at::zeros({bytes}, options) : at::empty({bytes}, options));
+            if (!bytes) tensors_.emplace_back();
+            else tensors_.push_back(piece.zeroed ? at::zeros({bytes}, options) : at::empty({bytes}, options));
         }
     }
-    void* operator[](size_t i) const { return i < tensors_.size() ? tensors_[i].mutable_data_ptr() : nullptr; }
+    void* operator[](size_t i) const {
+        return i < tensors_.size() && tensors_[i].defined() ? tensors_[i].mutable_data_ptr() : nullptr;
+    }
 
   private:
     std::vector<at::Tensor> tensors_;

@@ -24,6 +24,7 @@
 #include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include <limits>
 #include <optional>
@@ -172,9 +173,8 @@ inline Tensor forward(Operator& op, const AnyCall& c) {
 // Of a call of the backward. wanted: of input, weight and bias.
 inline Problem problem_of_backward(
     const Tensor& input, c10::IntArrayRef shape, bool weight, const std::array<bool, 3>& wanted) {
-    std::vector<std::int64_t> options = {weight, wanted[1], 0};  // 0: no gradient of a residual is to be added
-    if (HAS_MEAN) options.push_back(wanted[2]);
-    return problem_of(input, shape, options);
+    const std::array<std::int64_t, 4> options = {weight, wanted[1], 0, wanted[2]};  // 0: no gradient of a residual is to be added
+    return problem_of(input, shape, c10::IntArrayRef(options.data(), HAS_MEAN ? 4 : 3));
 }
 
 // What gradients a variant of the backward gives, if one serves; else nothing.
@@ -220,40 +220,87 @@ inline Gradients torch_backward(const Saved& saved, const Tensor& gradient, std:
     return gradients;
 }
 
-// A call that records gradients, served by a variant that gives statistics, which are kept.
-struct Differentiable : torch::autograd::Function<Differentiable> {
-    static Tensor forward(
-        torch::autograd::AutogradContext* context, Operator* op, const Tensor& input, SymIntArrayRef shape,
-        const Optional& weight, const Optional& bias, std::optional<double> eps, const Chosen* chosen) {
-        const AnyCall c = {&input, shape, pointer(weight), pointer(bias), eps};
-        Result found = run(*op, {c.input, C10_AS_INTARRAYREF_SLOW(shape), c.weight, c.bias, eps}, *chosen);
-        if (!found.output.defined()) {
-            const at::AutoDispatchBelowADInplaceOrView below;
-            found.output = dispatched(*op, c);
-        }
-        context->save_for_backward({input, weight.value_or(Tensor()), bias.value_or(Tensor()), found.mean, found.rstd});
-        context->saved_data["shape"] = shape;
-        context->saved_data["eps"] = eps;
-        context->saved_data["operator"] = reinterpret_cast<std::int64_t>(op);
-        return found.output;
-    }
+// Of a variant where one serves, unless they are to have derivatives themselves.
+inline Gradients gradients_of(Operator& op, const Saved& saved, const Tensor& gradient, std::array<bool, 3> wanted) {
+    std::optional<Gradients> found;
+    if (!c10::GradMode::is_enabled()) found = run_backward(op, saved, gradient, wanted);
+    return found ? *found : torch_backward(saved, gradient, wanted);
+}
 
+// What autograd calls for the gradients of a call that a variant served; a function of PyTorch's, so that compiled autograd
+// can take it up.
+struct Differentiable : torch::autograd::Function<Differentiable> {
     static torch::autograd::variable_list backward(
         torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
         const auto kept = context->get_saved_variables();
-        Saved saved = {kept[0], kept[1], kept[2], kept[3], kept[4], context->saved_data["shape"].toSymIntVector(),
-                       context->saved_data["eps"].toOptional<double>()};
         auto& op = *reinterpret_cast<Operator*>(context->saved_data["operator"].toInt());
-        size_t edge = 0;  // arguments that are no tensors, or left out, have none
+        const Saved saved = {kept[0], kept[1], kept[2], kept[3], kept[4], context->saved_data["shape"].toSymIntVector(),
+                             context->saved_data["eps"].toOptional<double>()};
+        size_t edge = 0;  // of arguments that are there
         std::array<bool, 3> wanted;
         for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = kept[i].defined() && context->needs_input_grad(edge++);
-        std::optional<Gradients> found;
-        if (!c10::GradMode::is_enabled()) found = run_backward(op, saved, gradients[0], wanted);
-        if (!found) found = torch_backward(saved, gradients[0], wanted);
-        auto& [of_input, of_weight, of_bias] = *found;
-        return {Tensor(), of_input, Tensor(), of_weight, of_bias, Tensor(), Tensor()};
+        const Gradients found = gradients_of(op, saved, gradients[0], wanted);
+        return {found.begin(), found.end()};
     }
 };
+
+// Calls it with less ado.
+struct Node final : torch::autograd::CppNode<Differentiable> {
+    Operator* op = nullptr;
+    c10::DimVector shape;
+    std::optional<double> eps;
+
+    torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+        if (!gradients[0].defined()) return CppNode::apply(std::move(gradients));
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto kept = ctx_.get_saved_variables();
+        const Saved saved = {kept[0], kept[1], kept[2], kept[3], kept[4], {shape.begin(), shape.end()}, eps};
+        size_t edge = 0;
+        std::array<bool, 3> wanted;
+        for (size_t i = 0; i < 3; ++i) wanted[i] = kept[i].defined() && task_should_compute_output(edge++);
+        Gradients found = gradients_of(*op, saved, gradients[0], wanted);
+        torch::autograd::variable_list given;
+        for (size_t i = 0; i < 3; ++i)
+            if (kept[i].defined()) given.push_back(std::move(found[i]));
+        return given;
+    }
+};
+
+// `held` keeps it. PyTorch had std::shared_ptr for nodes, and has c10::intrusive_ptr.
+template <class Held, class New = Node>
+New* new_node(Held& held) {
+    if constexpr (std::is_same_v<Held, std::shared_ptr<torch::autograd::Node>>)
+        held = Held(new New(), [](auto* node) { deleteNode(node); });
+    else held = c10::make_intrusive<New>();
+    return static_cast<New*>(held.get());
+}
+
+// A call that records gradients, served by a variant that gives statistics, which are kept. What Function::apply would do,
+// less what such a call does not need: that costs more than the launch.
+inline Tensor run_recording(Operator& op, const AnyCall& c, const Call& known, const Chosen& chosen) {
+    Result found = run(op, known, chosen);
+    if (!found.output.defined()) return torchs(c);
+    const auto given = [](const Tensor* t) { return t ? *t : Tensor(); };
+    const std::array<Tensor, 3> arguments = {*c.input, given(c.weight), given(c.bias)};
+    decltype(torch::autograd::Edge::function) held;
+    Node* node = new_node(held);
+    torch::autograd::edge_list edges;
+    for (const Tensor& t : arguments) {
+        node->is_variable_input_.push_back(t.defined());
+        if (t.defined()) edges.push_back(torch::autograd::impl::gradient_edge(t));
+    }
+    node->set_ctx_grad_fn(held);
+    node->set_next_edges(std::move(edges));
+    node->output_info_.emplace_back(found.output);
+    node->ctx_.saved_data["operator"] = reinterpret_cast<std::int64_t>(&op);
+    node->ctx_.saved_data["shape"] = c.shape;
+    node->ctx_.saved_data["eps"] = c.eps;
+    node->ctx_.save_for_backward({arguments[0], arguments[1], arguments[2], found.mean, found.rstd});
+    node->save_variables_to_ctx();
+    node->op = &op, node->shape = known.shape, node->eps = c.eps;
+    torch::autograd::set_history(found.output, held);
+    return found.output;
+}
 
 // Whether variants serve both passes of a call, of which `forward` is what gives statistics.
 inline bool trains(Operator& op, const Call& c, const Chosen& forward) {
@@ -275,7 +322,7 @@ inline Tensor with_gradients(Operator& op, const AnyCall& c) {
     if (misfit(known)) return torchs(c);
     const Chosen forward = choose(op, known, true);
     if (!trains(op, known, forward)) return torchs(c);
-    return Differentiable::apply(&op, *c.input, c.shape, optional(c.weight), optional(c.bias), c.eps, &forward);
+    return run_recording(op, c, known, forward);
 }
 
 // bound(function): a function of the operator's arguments that calls this one of an Operator and an AnyCall.

@@ -107,6 +107,31 @@ def test_gradients_of_gradients_are_pytorchs(module: ModuleType) -> None:
         torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # asked for by PyTorch's own tracing
+def test_gradients_by_compiled_autograd_are_pytorchs(module: ModuleType) -> None:
+    call = arguments(module)
+    leaves = leaves_of(call)
+    expected = torch.autograd.grad(theirs(module)(*call).square().sum(), leaves)
+    result = own(module)(*call).square().sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        result.backward()
+    for leaf, torchs in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(leaf.grad, torchs, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_are_freed_with_what_was_kept_and_are_none_of_what_changed_since(module: ModuleType) -> None:
+    call = arguments(module)
+    result = own(module)(*call).sum()
+    result.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        result.backward()
+    result = own(module)(*call).sum()
+    with torch.no_grad():
+        call[0].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
 def test_hooks_run_once_where_gradients_are_recorded(module: ModuleType) -> None:
     found = []
     for function in (own(module), theirs(module)):
