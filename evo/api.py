@@ -12,7 +12,7 @@ from typing import Any
 from evo.analysis.runs import Best, find_best
 from evo.cli.export import export_run
 from evo.cli.options import DEFAULT_DB, check_seed, make_console
-from evo.cli.search import FINALISTS, configure, create_run, follow, open_workers, prolong
+from evo.cli.search import configure, create_run, follow, open_workers, prolong
 from evo.errors import UsageError
 from evo.executors import Executor
 from evo.lineage import StoredRun
@@ -105,7 +105,7 @@ def search(
     }
     spec = configure(job, db)
     with open_workers(spec.target, db, builders) as executor, Store.open(db, write=True) as store:
-        return _follow(store, create_run(store, spec, executor), executor, finalists or FINALISTS, db, progress)
+        return _follow(store, create_run(store, spec, executor), executor, db, progress)
 
 
 def resume(
@@ -125,13 +125,13 @@ def resume(
     with Store.open(db, write=True) as store:
         stored = prolong(store, run, None if budget is None else str(budget), evaluations)
         with open_workers(stored.spec.target, db) as executor:
-            return _follow(store, stored, executor, FINALISTS, db, progress, resumed=True)
+            return _follow(store, stored, executor, db, progress, resumed=True)
 
 
 def _follow(
-    store: Store, run: StoredRun, executor: Executor, finalists: int, db: str, progress: bool, *, resumed: bool = False
+    store: Store, run: StoredRun, executor: Executor, db: str, progress: bool, *, resumed: bool = False
 ) -> Run:
     console = make_console()
     console.quiet = not progress
-    outcome = follow(store, run, executor, finalists, console, resumed=resumed, ending=(signal.SIGINT,))
+    outcome = follow(store, run, executor, console, resumed=resumed, ending=(signal.SIGINT,))
     return Run(name=run.name, db=db, interrupted=outcome is None)

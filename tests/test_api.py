@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -126,6 +127,8 @@ def test_an_interrupt_ends_a_search_in_order_and_the_run_goes_on(toy: Path, tmp_
     elsewhere.start()  # not the main thread: no signal handler
     elsewhere.join()
     assert again == [replace(run, interrupted=False)]
+    with sqlite3.connect(db) as connection:
+        assert connection.execute("select count(*) from final").fetchone() == (1,), "as many finalists as it began with"
 
 
 def test_what_cannot_be_searched_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -58,7 +58,6 @@ from evo.search.samplers import find_sampler
 from evo.targets import find_target, target_names
 
 _DEFAULT_BUDGET = "60s"
-FINALISTS = 8
 _CUDA_ARCH = re.compile(r"(sm|compute)_")
 
 
@@ -147,7 +146,7 @@ def search(
         check_replaceable(export, "module")  # before the budget is spent
     with open_workers(spec.target, db, job.get("builders")) as executor, Store.open(db, write=True) as store:
         run = create_run(store, spec, executor)
-        _carry_out(store, run, executor, job.get("finalists") or FINALISTS, json=json, export=export, db=db)
+        _carry_out(store, run, executor, json=json, export=export, db=db)
 
 
 def resume(
@@ -164,7 +163,7 @@ def resume(
     with Store.open(db, write=True) as store:
         stored = prolong(store, run, budget, evaluations)
         with open_workers(stored.spec.target, db) as executor:
-            _carry_out(store, stored, executor, FINALISTS, json=json, export=export, db=db, resumed=True)
+            _carry_out(store, stored, executor, json=json, export=export, db=db, resumed=True)
 
 
 def create_run(store: Store, spec: RunSpec, executor: Executor) -> StoredRun:
@@ -248,6 +247,7 @@ def configure(job: dict[str, Any], db: str) -> RunSpec:
         sampler_options=job["sampler_options"],
         initial_points=initial_points,
         cover=bool(job.get("cover")),
+        finalists=job.get("finalists"),
         name=job.get("name"),
     )
 
@@ -365,7 +365,6 @@ def _carry_out(
     store: Store,
     run: StoredRun,
     executor: Executor,
-    finalists: int,
     *,
     json: bool,
     export: Path | None,
@@ -376,7 +375,7 @@ def _carry_out(
     console = make_console()
     console.quiet = json
     before = {"candidates": find_run(store, run.name).evaluations, "search_s": round(run.elapsed_s, 2)} if resumed else None
-    outcome = follow(store, run, executor, finalists, console, resumed=resumed)
+    outcome = follow(store, run, executor, console, resumed=resumed)
     if outcome is None:
         command = command_line(db, "resume", run.name)
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
@@ -400,7 +399,6 @@ def follow(
     store: Store,
     run: StoredRun,
     executor: Executor,
-    finalists: int,
     console: Terminal,
     *,
     resumed: bool = False,
@@ -428,9 +426,8 @@ def follow(
                     screen.say(f"finals of {names[workload]} …")
 
                 outcome = execute(
-                    run, store, executor, screen.update,
-                    finalists=finalists, on_search=searching.append, on_finals=finals,
-                )  # fmt: skip
+                    run, store, executor, screen.update, on_search=searching.append, on_finals=finals
+                )
         except KeyboardInterrupt:
             return None
     return None if outcome.reason is StopReason.INTERRUPTED else outcome

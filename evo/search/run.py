@@ -34,6 +34,7 @@ from evo.search.loop import WITHIN, Budget, Observer, Search, StopReason, defaul
 from evo.search.tasks import TaskExecutor, tasks_of
 from evo.targets import Target, find_target
 
+_FINALISTS = 8
 _FINALS_BATCHES = 3
 _MOST_VARIANTS = 12
 """For one dtype."""
@@ -121,10 +122,12 @@ def plan_run(
     fixed: Mapping[str, Value] | None = None,
     initial_points: Sequence[Mapping[str, Value]] = (),
     cover: bool = False,
+    finalists: int | None = None,
     name: str | None = None,
 ) -> RunSpec:
     """The record from which `execute` can start, and start again. kernel: name, or path of its folder. builders: of the
     executor, if not as many as the target leaves cores for. cover: few variants are to serve all workloads.
+    finalists: of each workload.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
     """
@@ -142,6 +145,7 @@ def plan_run(
             "fixed": dict(fixed or {}),
             "starts": [dict(point) for point in initial_points],
             "gate_seed": int.from_bytes(os.urandom(4)),
+            "finalists": finalists or _FINALISTS,
             **({"cover": True} if cover else {}),
         },
         budget=asdict(budget),
@@ -182,7 +186,6 @@ def execute(
     executor: Executor,
     observer: Observer,
     *,
-    finalists: int,
     on_search: Callable[[Search], None] = lambda search: None,
     on_finals: Callable[[Workload], None] = lambda workload: None,
 ) -> Outcome:
@@ -206,6 +209,7 @@ def execute(
         if reason is StopReason.INTERRUPTED:
             store.set_status(run, RunStatus.INTERRUPTED, reason=reason, elapsed_s=search.elapsed_s)
             return Outcome(run=run, reason=reason, search=search)
+        finalists = run.spec.options.get("finalists", _FINALISTS)  # runs of before have none
         finals = hold_all_finals(search, run, store, executor, finalists, on_finals)
         store.set_status(run, RunStatus.FINISHED, reason=reason, elapsed_s=search.elapsed_s)
         return Outcome(run=run, reason=reason, search=search, finals=finals)
