@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from evo.errors import CompileError, KernelError, UsageError, error_line
 from evo.evaluation import Binary
 from evo.export import ExportItem, ExportRequest, sha256_of
-from evo.problem.formats import all_tables, check_fit
+from evo.problem.formats import all_tables, unfit
 from evo.problem.genome import Genome
 from evo.problem.kernel import DTYPE_BYTES, Kernel, LaunchPlan, Workload
 from evo.problem.render import Source, render
@@ -76,8 +76,8 @@ def with_ptx(archs: Sequence[str]) -> tuple[str, ...]:
 def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest; and the files by name: sources, binaries, local headers.
 
-    Of its `variants`, what was measured comes first, in the order of the items. `left_out`: workloads for which nothing
-    could be built for an architecture. Raises UsageError for no winner, for two of one workload, target and architecture,
+    Of its `variants`, what was measured comes first, in the order of the items. `left_out`: workloads that the kernel's
+    formats.toml says a package has no place for, or for which nothing could be built for an architecture. Raises UsageError for no winner, for two of one workload, target and architecture,
     and where nothing at all can be built for one of the architectures; TemplateError, CompileError, DeviceError.
     """
     given = [(item.workload.key, part.target, part.arch, item.candidate) for part in parts for item in part.items]
@@ -86,10 +86,8 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
     for (*one, first), (*other, second) in combinations(given, 2):
         if one == other:
             raise UsageError(f"{first} and {second} are both for {one[0]}: export one of them")
-    for item in (item for part in parts for item in part.items):
-        check_fit(all_tables(kernel).get("module", {}), "module", item.candidate, item.workload)
+    parts, left_out = _fitting(kernel, parts)
     variants: list[dict[str, Any]] = []
-    left_out: list[dict[str, str]] = []
     files: dict[str, bytes] = {}
     headers: dict[str, str] = {}
     few: dict[tuple[int, str], Mapping[Workload, Sequence[ExportItem]]] = {}
@@ -103,14 +101,13 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             if part.few and there not in few and there[1] != part.arch.partition("_")[2]:
                 few[there] = _few_elsewhere(kernel, target, part, arch)
             built, why = _build_elsewhere(kernel, target, item, arch, few.get(there, {}).get(item.workload, ()))
-        told = {"candidate": item.candidate, "reason": why}
         if built is None:
-            left_out.append({**told, "workload": item.workload.key, "target": target.name, "arch": arch})
+            left_out.append(_left_out(item, part, arch, why))
             continue
         if built.item is not item:
             _source_as_measured(kernel, part, built.item)
         record = _variant_record(kernel, target, arch, built, variants, measured_arch=part.arch)
-        record |= {"measured_on": number, "instead_of": told if why else None}
+        record |= {"measured_on": number, "instead_of": {"candidate": item.candidate, "reason": why} if why else None}
         variants.append(record)
         files |= {record["source"]: built.source.text.encode(), record["binary"]: built.binary.code}
         for name, text in built.source.includes.items():
@@ -119,7 +116,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             files[name], headers[name] = text.encode(), sha256_of(text)
     for m in left_out:
         if not any((v["target"], v["arch"]) == (m["target"], m["arch"]) for v in variants):
-            raise UsageError(f"nothing here can be built for {m['arch']}; of {m['candidate']}, for one: {m['reason']}")
+            raise UsageError(f"nothing here can be exported for {m['arch']}; of {m['candidate']}, for one: {m['reason']}")
     manifest = {
         "kernel": {
             "name": kernel.name,
@@ -138,6 +135,21 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
         "left_out": left_out,
     }
     return manifest, files
+
+
+def _fitting(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[list[ExportRequest], list[dict[str, str]]]:
+    """The requests without what a package has no place for, and what that is."""
+    table, fitting, left_out = all_tables(kernel).get("module", {}), [], []
+    for part in parts:
+        judged = [(item, unfit(table, item.workload)) for item in part.items]
+        left_out += [_left_out(item, part, part.arch, why) for item, why in judged if why]
+        fitting.append(replace(part, items=tuple(item for item, why in judged if not why)))
+    return fitting, left_out
+
+
+def _left_out(item: ExportItem, part: ExportRequest, arch: str, why: str) -> dict[str, str]:
+    told = {"candidate": item.candidate, "reason": why}
+    return {**told, "workload": item.workload.key, "target": part.target, "arch": arch}
 
 
 def _wanted(parts: Sequence[ExportRequest]) -> Iterator[tuple[int, ExportItem, str]]:

@@ -74,8 +74,7 @@ def remarks(out: Path) -> list[str]:
             if reason := slower({**v, **p}):
                 found.append(f"{p['workload']['key']}: left to PyTorch on {v['arch']} ({reason})")
     for m in manifest["left_out"]:
-        told = f"neither {m['candidate']} nor another candidate of its run can be ({m['reason']})"
-        found.append(f"{m['workload']}: nothing is built for {m['arch']}, {told}")
+        found.append(f"{m['workload']}: nothing is exported for {m['arch']}; of {m['candidate']}, for one: {m['reason']}")
     return found
 
 

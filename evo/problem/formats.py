@@ -50,12 +50,16 @@ def fill(text: str, values: Mapping[str, Any]) -> str:
         raise KernelError(f"a text in {FORMATS_FILE} does not render ({error}): {text.strip()[:60]!r}") from error
 
 
+def unfit(table: Mapping[str, Any], workload: Workload) -> str:
+    """The reason, if the workload meets one of the conditions in the table's `unfit`, pairs of a condition and a reason."""
+    values = values_of(workload)
+    return next((why for condition, why in table.get("unfit", ()) if fill(f"{{{{ 1 if {condition} }}}}", values)), "")
+
+
 def check_fit(table: Mapping[str, Any], format: str, candidate: str, workload: Workload) -> None:
-    """Raises UsageError if the workload meets one of the conditions in the table's `unfit`, pairs of a condition and a
-    reason."""
-    for condition, reason in table.get("unfit", ()):
-        if fill(f"{{{{ 1 if {condition} }}}}", values_of(workload)):
-            raise UsageError(
-                f"{candidate} is for {workload.key}, which {format} has no place for: {reason}; leave it out, or choose "
-                f"another --format"
-            )
+    """Raises UsageError if the format has no place for the workload."""
+    if reason := unfit(table, workload):
+        raise UsageError(
+            f"{candidate} is for {workload.key}, which {format} has no place for: {reason}; leave it out, or choose "
+            f"another --format"
+        )

@@ -4,9 +4,9 @@
 #include "_shared/row.cuh"
 #include "_shared/reduce.cuh"
 
-DEFINE_PACKET_LOAD(load_x, "", "ld.global.L1::no_allocate", "")
+DEFINE_PACKET_LOAD(load_x, "", "ld.global.lu", "")
 DEFINE_PACKET_STORE(store_y, "", "st.global.L1::no_allocate", "")
-DEFINE_PACKET_LOAD(load_affine, "", "ld.global", "")
+DEFINE_PACKET_LOAD(load_affine, "", "ld.global.L1::evict_last", "")
 
 using T = f16;
 constexpr int COLS = 4096, BYTES = 16, TPR = 256, GROUPS = 1;
@@ -50,7 +50,7 @@ rmsnorm_unaligned(const T* x, const T* residual, const T* weight, T* y, T* sum, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TPR * GROUPS, 1)
+extern "C" __global__ void __launch_bounds__(TPR * GROUPS, 3)
 rmsnorm(const T* x, const T* residual, const T* weight, T* y, T* sum, float* saved_rstd, long long rows, long long cols, float eps) {
     __shared__ Group::Scratch scratch;
     Group group = {scratch, 0, (int)threadIdx.x, 0};

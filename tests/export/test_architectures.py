@@ -113,13 +113,23 @@ def test_a_workload_that_nothing_can_be_built_for_is_left_out_and_named(hopper: 
     MODULE.export(replace(hopper, out=out))
     assert [v["arch"] for v in manifest_of(out)["variants"]] == ["sm_90", "sm_90", "sm_89", "compute_89"]
     for arch, remark in zip(("sm_89", "compute_89"), remarks(out), strict=True):
-        assert f"nothing is built for {arch}, neither test/clustered nor another candidate" in remark
+        assert f"nothing is exported for {arch}; of test/clustered, for one: " in remark
         assert "cols=768" in remark
+
+
+def test_a_workload_that_a_package_has_no_place_for_is_left_out_and_named(tmp_path: Path) -> None:
+    plain, residual = "rows=4,cols=64,dtype=float32", "rows=4,cols=64,dtype=float32,residual=true,sum=true"
+    MODULE.export(request_for("cuda", "sm_89", tmp_path / "one", plain, residual, kernel="rmsnorm"))
+    assert [v["workload"]["options"]["residual"] for v in manifest_of(tmp_path / "one")["variants"]] == [False]
+    (remark,) = remarks(tmp_path / "one")
+    assert "residual=true" in remark and "; of test/1, for one: rms_norm adds nothing before it normalises" in remark
+    with pytest.raises(UsageError, match=r"nothing here can be exported for sm_89; of test/0, for one: rms_norm adds"):
+        MODULE.export(request_for("cuda", "sm_89", tmp_path / "none", residual, kernel="rmsnorm"))
 
 
 def test_an_architecture_for_which_there_is_nothing_is_refused(hopper: ExportRequest, tmp_path: Path) -> None:
     request = replace(hopper, out=tmp_path / "one", items=hopper.items[1:])
-    with pytest.raises(UsageError, match="nothing here can be built for sm_89; of test/clustered"):
+    with pytest.raises(UsageError, match="nothing here can be exported for sm_89; of test/clustered"):
         MODULE.export(request)
     with pytest.raises(DeviceError, match="limits of 'sm_75' are not known"):
         MODULE.export(replace(request, builds=("sm_90", "sm_75")))
