@@ -4,10 +4,11 @@
                                [--dtype bfloat16]... [--rounds 15] [--seconds S] [--json FILE]
 
 For each package, shape (rows x columns) and dtype: `forward` without gradients; of norms also `backward`, the gradients of
-all arguments from a result that was recorded, and `both`. Contenders take turns, each with none of its data in the
-second-level cache; the GPU's own time counts, of the median round (exported.gpu_times). `eager`: the wall time of one of
-many calls of `both`, one after another, until the GPU has finished. Results are compared with float64: a contender whose
-error is more than twice PyTorch's, in norm, is marked and does not count. One that cannot run is left out, with the reason.
+all arguments from a result that was recorded, and `both`. Contenders take turns, each a graph of calls with so much data
+that none is in the second-level cache when its turn comes; the GPU's own time counts, of the median round. `eager`: the
+wall time of one of many calls of `both`, one after another, until the GPU has finished. Results are compared with float64: a
+contender whose error is more than twice PyTorch's, in norm, is marked and does not count. One that cannot run is left out,
+with the reason.
 Liger and QuACK take part where they are installed.
 
 Printed: microseconds, and ours over the best of the others; geometric means of that; how many are slower by more than 3%.
@@ -27,8 +28,10 @@ from statistics import geometric_mean, median
 from typing import Any
 
 import torch
-from exported import Package, add_packages, gpu_times, load_all, machine
+from exported import Package, Sample, add_packages, load_all, machine, on_gpu, race, walk
 from torch import Tensor
+
+from evo.runtime.timing import sets_for
 
 OURS, SLOWER = "ours", 1.03
 Function = Callable[..., Tensor]
@@ -49,7 +52,8 @@ def main() -> int:
         for shape in options.shape:
             for dtype in options.dtype or ("bfloat16",):
                 if time.monotonic() - began < options.seconds:
-                    records, well = problem(package, *map(int, shape.split("x")), dtype, options.rounds)
+                    with torch.cuda.stream(torch.cuda.Stream()):  # which a backward pass needs: it runs where all else did
+                        records, well = problem(package, *map(int, shape.split("x")), dtype, options.rounds)
                     found, sound = found + records, sound and well
     tell_means(found)
     if options.json is not None:
@@ -119,29 +123,35 @@ def problem(package: Package, rows: int, cols: int, dtype: str, rounds: int) -> 
     frontend, place = package.frontend, torch.device("cuda", 0)
     torch._dynamo.reset()  # it compiles a function for few sizes, and leaves it as it is for others
     options = {"weight": 1, "bias": 1, **dict.fromkeys(("residual", "sum", "mean", "rstd"), 0)}
-    args = frontend.timed({"rows": rows, "cols": cols, **options}, getattr(torch, dtype), place, 1)
-    # a package's own times are without gradients; of a weight that is not there PyTorch's is its default
-    leaves = [t.detach().requires_grad_() for t in args if isinstance(t, Tensor)]
-    of = iter(leaves)
-    recorded = tuple(next(of) if isinstance(t, Tensor) else t for t in args)
-    dy = torch.randn(rows, cols, generator=torch.Generator(place).manual_seed(2), device=place).to(leaves[0].dtype)
-    exact = frontend.exact(*recorded)
-    truth = {"forward": [exact.detach()], "backward": torch.autograd.grad(exact, leaves, dy.double())}
+    sizes = {"rows": rows, "cols": cols, **options}
+    args = [frontend.timed(sizes, getattr(torch, dtype), place, 0)]
+    args += [frontend.timed(sizes, getattr(torch, dtype), place, seed) for seed in range(1, sets_for(args[0]))]
+    recorded = [recording(a) for a in args]
+    dy = [torch.randn_like(a[0]) for a in args]
+    leaves = [[t for t in r if isinstance(t, Tensor)] for r in recorded]
+    exact = frontend.exact(*recorded[0])
+    truth = {"forward": [exact.detach()], "backward": torch.autograd.grad(exact, leaves[0], dy[0].double())}
     trains = package.function != "softmax"
-    calls: dict[str, dict[str, Callable[[], Any]]] = defaultdict(dict)
+    samples: dict[str, dict[str, Sample]] = defaultdict(dict)
+    eagers: dict[str, Callable[[], object]] = {}
     errors: dict[str, dict[str, float]] = defaultdict(dict)
     left_out: dict[str, str] = {}
     for name, ask in functions(package):
         try:
             function = ask()
             with torch.no_grad():
-                errors["forward"][name] = error([function(*args)], truth["forward"])
+                errors["forward"][name] = error([function(*args[0])], truth["forward"])
             if trains:
-                y = function(*recorded)
-                errors["backward"][name] = error(torch.autograd.grad(y, leaves, dy, retain_graph=True), truth["backward"])
-                calls["backward"][name] = partial(torch.autograd.grad, y, leaves, dy, retain_graph=True)
-                calls["both"][name] = partial(both, function, recorded, leaves, dy)
-            calls["forward"][name] = partial(without_gradients, function, args)
+                ys = [function(*r) for r in recorded]
+                first = torch.autograd.grad(ys[0], leaves[0], dy[0], retain_graph=True)
+                errors["backward"][name] = error(first, truth["backward"])
+                of = zip(ys, leaves, dy, strict=True)
+                backward = [partial(torch.autograd.grad, *a, retain_graph=True) for a in of]
+                samples["backward"][name] = on_gpu(walk(backward))
+                calls = [partial(both, function, *a) for a in zip(recorded, leaves, dy, strict=True)]
+                samples["both"][name], eagers[name] = on_gpu(walk(calls)), calls[0]
+            forward = [partial(without_gradients, function, a) for a in args]
+            samples["forward"][name] = on_gpu(walk(forward))
         except Exception as e:  # of other people's code
             if name == "PyTorch":
                 raise
@@ -155,15 +165,21 @@ def problem(package: Package, rows: int, cols: int, dtype: str, rounds: int) -> 
     for which in ("forward", *(("backward", "both") if trains else ())):
         found = errors["backward" if which == "both" else which]
         wrong = {n for n, e in found.items() if not e <= 2 * found["PyTorch"] + 1e-6}  # NaN is, too
-        way = frontend.explain(*(args if which == "forward" else recorded))
-        us = gpu_times(calls[which], rounds)
+        way = frontend.explain(*(args if which == "forward" else recorded)[0])
+        raced = race(samples[which], rounds, lambda: False)
+        us = {name: raced.timing(name, name).us / len(args) for name in samples[which]}
         record = {"problem": shown, "pass": which, "way": way, "us": us, "wrong": sorted(wrong), "left_out": left_out}
         if which == "both":
-            record["eager_us"] = eager(calls[which], rounds)
+            record["eager_us"] = eager(eagers, rounds)
         records.append(record)
         sound &= OURS not in wrong and OURS in us and not way.startswith("PyTorch")
         tell(record)
     return records, sound
+
+
+def recording(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A package's own times are without gradients. Of a weight that is not there PyTorch's is its default."""
+    return tuple(t.detach().requires_grad_() if isinstance(t, Tensor) else t for t in args)
 
 
 def both(function: Function, args: tuple[Any, ...], leaves: list[Tensor], dy: Tensor) -> tuple[Tensor, ...]:

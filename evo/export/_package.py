@@ -76,9 +76,10 @@ def with_ptx(archs: Sequence[str]) -> tuple[str, ...]:
 def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest; and the files by name: sources, binaries, local headers.
 
-    Of its `variants`, what was measured comes first, in the order of the items. `left_out`: workloads that the kernel's
-    formats.toml says a package has no place for, or for which nothing could be built for an architecture. Raises UsageError for no winner, for two of one workload, target and architecture,
-    and where nothing at all can be built for one of the architectures; TemplateError, CompileError, DeviceError.
+    Of its `variants`, what was measured comes first, in the order of the items. `left_out`: workloads that a package has no
+    place for (formats.toml), or for which nothing could be built for an architecture. Raises UsageError for no winner, for
+    two of one workload, target and architecture, and where nothing at all can be exported for one of the architectures;
+    TemplateError, CompileError, DeviceError.
     """
     given = [(item.workload.key, part.target, part.arch, item.candidate) for part in parts for item in part.items]
     if not given:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from .cpu import keep_freed_memory
 
 _FOOTPRINT_BYTES = 256 << 20
-_MOST_SETS = 64
+_MOST_SETS = 512
 _SAMPLE_S = 2e-3
 """At least so long is one sample, so that reading the clock costs nothing."""
 _WAITED_SHARE = 0.02
@@ -104,17 +105,17 @@ def compare(frontend: Any, index: int, rounds: int) -> dict[str, tuple[float, Ti
     dtype, sizes = getattr(torch, variant.dtype), dict(variant.sizes)
     with dispatch.only(index), torch.inference_mode():
         args = [frontend.timed(sizes, dtype, place, 0)]
-        input_bytes = sum(a.numel() * a.element_size() for a in args[0] if isinstance(a, torch.Tensor))
-        sets = min(_MOST_SETS, max(1, _FOOTPRINT_BYTES // (2 * input_bytes)))
+        sets = sets_for(args[0])
         args += [frontend.timed(sizes, dtype, place, seed) for seed in range(1, sets)]
-        walks = {"own": _walk(frontend.SUBJECT, args), "torch": _walk(frontend.ORIGINAL, args)}
+        functions = {"own": frontend.SUBJECT, "torch": frontend.ORIGINAL}
+        walks = {name: walk([partial(function, *a) for a in args]) for name, function in functions.items()}
         races = {}
         if place.type == "cpu":
             keep_freed_memory()
             races["call"] = race({n: _wall(w) for n, w in walks.items()}, rounds, watch())
         else:
             with torch.cuda.device(place):
-                races["graph"] = race({n: _device_time(_graph(w)) for n, w in walks.items()}, rounds, lambda: False)
+                races["graph"] = race({n: on_gpu(w) for n, w in walks.items()}, rounds, lambda: False)
                 races["call"] = race({n: _wall(w, torch.cuda.synchronize) for n, w in walks.items()}, rounds, watch())
     found = {}
     for how, raced in races.items():
@@ -145,35 +146,24 @@ def _run_queue_wait_s() -> float:
     return waited_ns / 1e9
 
 
-def _walk(function: Callable[..., torch.Tensor], args: list[tuple[Any, ...]]) -> Callable[[], object]:
-    """One call with each set of arguments. A result lives until the next one takes its place, as in a model that runs
+def sets_for(args: tuple[Any, ...]) -> int:
+    """Of how many sets of such arguments a walk is, so that none is in a cache when its turn comes."""
+    input_bytes = sum(a.numel() * a.element_size() for a in args if isinstance(a, torch.Tensor))
+    return min(_MOST_SETS, max(1, _FOOTPRINT_BYTES // (2 * input_bytes)))
+
+
+def walk(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """Each of the calls, one after another. A result lives until the next one takes its place, as in a model that runs
     again and again: freed all at once, their memory would go back to the system, and a call be the time of getting it.
     """
-    kept: list[object] = [None] * len(args)
+    kept: list[object] = [None] * len(calls)
 
     def run() -> object:
-        for i, a in enumerate(args):
-            kept[i] = function(*a)
+        for i, call in enumerate(calls):
+            kept[i] = call()
         return kept
 
     return run
-
-
-def _graph(walk: Callable[[], object]) -> Callable[[], object]:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        walk()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = walk()
-
-    def replay() -> object:
-        graph.replay()
-        return kept
-
-    return replay
 
 
 def _wall(run: Callable[[], object], synchronize: Callable[[], object] = lambda: None) -> Sample:
@@ -190,14 +180,24 @@ def _wall(run: Callable[[], object], synchronize: Callable[[], object] = lambda:
     return seconds
 
 
-def _device_time(run: Callable[[], object]) -> Sample:
-    """By the GPU's own clock."""
+def on_gpu(walk: Callable[[], object]) -> Sample:
+    """By the GPU's own clock, of a graph, captured on the current stream or, if that is the default, on a new one."""
+    stream = torch.cuda.current_stream()
+    if stream == torch.cuda.default_stream():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        walk()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        walk()
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
-    def seconds(repeats: int) -> tuple[float]:
+    def seconds(repeats: int, _: object = walk) -> tuple[float]:  # it holds the results, which the graph writes to
         begin.record()
         for _ in range(repeats):
-            run()
+            graph.replay()
         end.record()
         end.synchronize()
         milliseconds: float = begin.elapsed_time(end)

@@ -122,7 +122,8 @@ def test_a_workload_that_a_package_has_no_place_for_is_left_out_and_named(tmp_pa
     MODULE.export(request_for("cuda", "sm_89", tmp_path / "one", plain, residual, kernel="rmsnorm"))
     assert [v["workload"]["options"]["residual"] for v in manifest_of(tmp_path / "one")["variants"]] == [False]
     (remark,) = remarks(tmp_path / "one")
-    assert "residual=true" in remark and "; of test/1, for one: rms_norm adds nothing before it normalises" in remark
+    assert "residual=true" in remark
+    assert "; of test/1, for one: rms_norm adds nothing before it normalises" in remark
     with pytest.raises(UsageError, match=r"nothing here can be exported for sm_89; of test/0, for one: rms_norm adds"):
         MODULE.export(request_for("cuda", "sm_89", tmp_path / "none", residual, kernel="rmsnorm"))
 
