@@ -11,7 +11,8 @@ from evo.problem.space import Categorical, Constraint, Derivation, Ordinal, Para
 
 __all__ = ["INACTIVE", "plan", "space"]
 
-INACTIVE: dict[str, Value] = {"blocks_per_sm": 1, "unroll": 1}
+INACTIVE: dict[str, Value] = {"blocks_per_sm": 1, "unroll": 1, "launch": "plain"}
+_ARCH_HAS_EARLY_STARTS = 90
 _REDUCTION_BYTES = 4096
 """Of shared memory, at most."""
 
@@ -73,6 +74,12 @@ _PARAMETERS: tuple[Parameter, ...] = (
         values=(0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
         why="caps registers so that so many blocks fit an SM",
     ),
+)
+_OF_HOPPER = Categorical(
+    name="launch",
+    values=("plain", "programmatic"),
+    structural=True,
+    why="blocks start while the kernel before them ends",
 )
 
 
@@ -204,7 +211,10 @@ def space(workload: Workload, limits: Limits) -> Space:
     }
     if not fits:
         default["unroll"] = 4
-    return Space(parameters=_PARAMETERS, constraints=_constraints(dtype, columns, limits), default=default)
+    parameters = _PARAMETERS
+    if limits.capability >= _ARCH_HAS_EARLY_STARTS:
+        parameters, default["launch"] = (*_PARAMETERS, _OF_HOPPER), "plain"
+    return Space(parameters=parameters, constraints=_constraints(dtype, columns, limits), default=default)
 
 
 def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
@@ -216,4 +226,5 @@ def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
         blocks_per_multiprocessor=p["blocks_per_sm"] if p["grid"] == "persistent" else None,
         smem_bytes=shape.smem_bytes,
         alignment=p["vector_bytes"] if shape.lanes > 1 else 1,
+        programmatic=p["launch"] == "programmatic",
     )
