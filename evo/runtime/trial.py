@@ -100,7 +100,7 @@ def race(
     frontend: Any, variants: Sequence[Loaded], sizes: Mapping[str, int], dtype: torch.dtype, device: int
 ) -> tuple[Loaded, float, bool]:
     """The fastest for one problem, its time over PyTorch's, and whether the race was disturbed. Raises
-    Unavailable where none takes the problem; what PyTorch raises, as where no memory is left.
+    Unavailable where none takes the problem or the CPU is late; what PyTorch raises, as where no memory is left.
 
     On a GPU the kernels' own time counts, with none of their data in its second-level cache: a wait on the stream lets the
     CPU run ahead of it. On a CPU it is the time of a call that is launched from Python.
@@ -115,18 +115,17 @@ def race(
         contenders = [partial(frontend.ORIGINAL, *args), *(calls[i] for i in taking)]
         contenders[0]()
         if device < 0:
-            (original, *own), late = _times_on_cpu(contenders), False
+            original, *own = _times_on_cpu(contenders)
         else:
-            rounds, late = rounds_on_gpu(contenders, place)
-            original, *own = (min(of_call) for of_call in rounds)
-        return variants[taking[own.index(min(own))]], min(own) / original, disturbed() or late
+            original, *own = (min(of_call) for of_call in rounds_on_gpu(contenders, place))
+        return variants[taking[own.index(min(own))]], min(own) / original, disturbed()
 
     return aside(device, times)
 
 
-def rounds_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) -> tuple[list[list[float]], bool]:
-    """Milliseconds of each call in each of a few rounds, the GPU's own, with none of its data in the second-level cache; and
-    whether the CPU was late, so that the GPU has waited for it within a call."""
+def rounds_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) -> list[list[float]]:
+    """Milliseconds of each call in each of a few rounds, the GPU's own, with none of its data in the second-level cache.
+    Raises Unavailable if the CPU was late, so that the GPU may have waited for it within a call of several kernels."""
     other_data = torch.empty(torch.cuda.get_device_properties(place).L2_cache_size, dtype=torch.uint8, device=place)
     spans = [[[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_ROUNDS)] for _ in calls]
 
@@ -150,7 +149,9 @@ def rounds_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) ->
                 enqueue(turn)
             late = spans[0][0][0].query()
     torch.cuda.current_stream().synchronize()
-    return [[begin.elapsed_time(end) for begin, end in of_call] for of_call in spans], late
+    if late:
+        raise Unavailable("this machine's CPU was too busy to keep the GPU at work")
+    return [[begin.elapsed_time(end) for begin, end in of_call] for of_call in spans]
 
 
 def _times_on_cpu(calls: Sequence[Callable[[], object]]) -> list[float]:

@@ -102,6 +102,16 @@ def test_what_nobody_measured_is_raced_outside_of_captures(
         assert ", raced here at 77x1024: " in fresh.explain(*arguments(rows))
 
 
+def test_a_race_on_a_cpu_too_busy_for_it_decides_for_pytorch(
+    fresh: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr(f"{fresh.__name__}.runtime.trial._LEAD", 0)  # the GPU is given nothing to wait for
+    fresh.also_serve(measure=True)
+    assert "this machine's CPU was too busy to keep the GPU at work" in fresh.explain(*arguments(77))
+    assert not list((tmp_path / "kept").glob("race-*"))
+
+
 def test_calls_follow_the_current_stream(module: ModuleType) -> None:
     args = arguments(4096)
     expected = functional.layer_norm(*args)
