@@ -6,6 +6,7 @@ kernel itself. `evo.measure.harness` answers both in a device process.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from evo.evaluation import Build, Timing
@@ -63,6 +64,8 @@ class RaceRequest(TaskData):
     baselines: tuple[str, ...]
     hot: bool = False
     """Also with all calls on one set, if that fits half the cache."""
+    limit_s: float = math.inf
+    """Each of the two takes no longer, as far as it then has rounds for an interval."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,8 @@ from evo.targets import Target, find_target
 
 _FINALISTS = 8
 _FINALS_BATCHES = 3
+_FINAL_RACES = 3
+"""That the finals of a workload are, as a rule: all of them together may take as long as the search did."""
 _MOST_VARIANTS = 12
 """For one dtype."""
 _FIRST_VARIANTS = 32
@@ -231,7 +233,8 @@ def hold_all_finals(
 ) -> tuple[Finals, ...]:
     """Of every task, with `count` finalists; where all of them are refused, with the next best. begins: told of each."""
     executor.renew_device()
-    tasks = tasks_of(run.spec, executor, Stage.FINAL)
+    race_s = search.elapsed_s / (_FINAL_RACES * len(run.spec.workloads))
+    tasks = [replace(task, race_s=race_s) for task in tasks_of(run.spec, executor, Stage.FINAL)]
     if run.spec.options.get("cover"):
         return _hold_covering_finals(search, run, store, tasks, count, begins)
     held = []

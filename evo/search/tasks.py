@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ class TaskExecutor(TaskData):
 
     executor: Executor
     arch: str
+    race_s: float = math.inf
+    """What a race takes at most."""
 
     @cached_property
     def problem(self) -> Kernel:
@@ -58,7 +61,11 @@ class TaskExecutor(TaskData):
     ) -> RaceResult:
         """Waits for the end of the race."""
         request = RaceRequest(
-            **vars(self.data), contenders=tuple(contenders), baselines=tuple(baselines), hot=hot
+            **vars(self.data),
+            contenders=tuple(contenders),
+            baselines=tuple(baselines),
+            hot=hot,
+            limit_s=self.race_s,
         )
         return self.executor.race(request).result()
 
