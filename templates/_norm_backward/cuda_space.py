@@ -47,6 +47,7 @@ def plan(point: Mapping[str, Value], workload: Workload, finish: str) -> tuple[L
         blocks=p["blocks"],
         smem_bytes=shape.smem_bytes,
         alignment=p["vector_bytes"] if p["vector_bytes"] > DTYPE_BYTES[workload.dtype] else 1,
+        programmatic=p["launch"] == "all",
     )
     if p["finish"] != "launch":
         return (rows,)
@@ -54,7 +55,7 @@ def plan(point: Mapping[str, Value], workload: Workload, finish: str) -> tuple[L
         threads=p["finish_cols"] * p["finish_splits"],
         tiles=(("cols", p["finish_cols"]),),
         blocks_per_tile=sums(workload),
-        programmatic=p["launch"] == "programmatic",
+        programmatic=p["launch"] != "plain",
         entry=finish,
     )
     return rows, cols
@@ -165,10 +166,9 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
             found.append(
                 Categorical(
                     name="launch",
-                    values=("plain", "programmatic"),
+                    values=("plain", "programmatic", "all"),
                     structural=True,
-                    when=(launches,),
-                    why="the second launch may start while the first ends",
+                    why="the second launch, or the first, too, may start while what is before it ends",
                 )
             )
     return tuple(found)
@@ -229,6 +229,11 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             "finish_threads",
             lambda p, s: p["finish_cols"] * p["finish_splits"] <= 1024,
             "a block of the second launch has at most 1024 threads",
+        ),
+        rule(
+            "second_launch_is_there",
+            lambda p, s: p["launch"] != "programmatic" or p["finish"] == "launch",
+            "only a second launch can start early by itself",
         ),
     )
 
