@@ -127,10 +127,13 @@ def problem(package: Package, rows: int, cols: int, dtype: str, rounds: int) -> 
     args = [frontend.timed(sizes, getattr(torch, dtype), place, 0)]
     args += [frontend.timed(sizes, getattr(torch, dtype), place, seed) for seed in range(1, sets_for(args[0]))]
     recorded = [recording(a) for a in args]
+    torch.manual_seed(2)
     dy = [torch.randn_like(a[0]) for a in args]
     leaves = [[t for t in r if isinstance(t, Tensor)] for r in recorded]
-    exact = frontend.exact(*recorded[0])
-    truth = {"forward": [exact.detach()], "backward": torch.autograd.grad(exact, leaves[0], dy[0].double())}
+    wide = recording(tuple(t.double() if isinstance(t, Tensor) else t for t in args[0]))  # the gradients of it are, too
+    exact = frontend.exact(*wide)
+    gradients = torch.autograd.grad(exact, [t for t in wide if isinstance(t, Tensor)], dy[0].double())
+    truth = {"forward": [exact.detach()], "backward": gradients}
     trains = package.function != "softmax"
     samples: dict[str, dict[str, Sample]] = defaultdict(dict)
     eagers: dict[str, Callable[[], object]] = {}
@@ -156,7 +159,7 @@ def problem(package: Package, rows: int, cols: int, dtype: str, rounds: int) -> 
             if name == "PyTorch":
                 raise
             left_out[name] = f"{type(e).__name__}: {e}".partition("\n")[0][:120]
-    del exact, truth
+    del exact, gradients, truth, wide
     shown = f"{package.function} {rows}x{cols} {dtype}"
     print(f"\n{shown}")
     for name, why in left_out.items():
