@@ -92,7 +92,7 @@ _DOUBTS = 4
 
 _MEMORY_MULTIPLE, _LEAST_MEMORY_BYTES = 4, 256 << 20
 _CACHE_SHARE = 4
-_TRIES = 5
+_TRIES = 2
 _PRODUCT_SIZE = {"cuda": 4096, "cpu": 1024}
 """Rows and columns of the matrices whose product gives the rate of arithmetic."""
 
