@@ -10,14 +10,16 @@ import typer
 
 from evo.cli.options import Json, answer
 from evo.cli.tables import Terminal
-from evo.errors import CompileError, UnknownNameError, UsageError, error_line
+from evo.errors import CompileError, DeviceError, UnknownNameError, UsageError, error_line
 from evo.problem.kernel import DTYPE_BYTES, UNFILLED, Argument, unfilled
-from evo.problem.render import ENTRY_POINT, Source, code_of, define_macros, definitions, template_environment
+from evo.problem.render import ENTRY_POINT, Source, code_of, define_macros, definitions, template_environment, uses
 from evo.targets import find_target
 
 _ARCH = "sm_89"
 _STARTER = Path(__file__).with_name("_starter.cu")
 _THREADS = re.compile(r"block_?(size|dim)?_?x?|n?_?threads?(_per_block|_x)?|tpb", re.IGNORECASE)
+_FACT = re.compile(r"k?warp_?size", re.IGNORECASE)
+"""Of the hardware, and no choice."""
 _TYPES = {
     "float32": ("float", "float2", "float4"),
     "float64": ("double", "double2"),
@@ -60,7 +62,11 @@ def new(
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}): run evo new in a folder of yours") from error
-    steps = [f"evo check {name} --arch {_ARCH}"]
+    try:
+        find_target("cuda").device()
+        steps = [f"evo check {name}"]
+    except DeviceError:  # then it can only be compiled
+        steps = [f"evo check {name} --arch {_ARCH}"]
     record = {
         "folder": name,
         "files": sorted(files),
@@ -96,7 +102,9 @@ def _adopt(file: Path, entry: str | None) -> tuple[dict[str, str], dict[str, Any
         raise UsageError(f"--cu {file} has several entry points: choose one with --entry, of {', '.join(known)}")
     if entry is not None and entry not in known:
         raise UnknownNameError(f"entry point of {file}", entry, known)
-    numbers = {name: value.strip("()uUlL") for name, value, _ in definitions(code_of(text))}
+    code = code_of(text)
+    used = uses(code)
+    numbers = {n: value.strip("()uUlL") for n, value, _ in definitions(code) if n in used and not _FACT.fullmatch(n)}
     undefined, headers = _compile(file, entry or known[0])
     choices = {name: int(value) for name, value in numbers.items() if value.isdigit()} | undefined
     return {"cuda.cu": text, **headers}, _facts(text, file, entry or known[0], choices)
@@ -131,6 +139,9 @@ def _facts(text: str, file: Path, entry: str, numbers: Mapping[str, int]) -> dic
                 f"{file}: parameter {a.name!r} of {entry} is neither a pointer nor an int, long long or float: change it, or"
                 " make it a macro"
             )
+    for a in tensors:
+        if a.kind == "output" and a.dtype not in ("", *DTYPE_BYTES):
+            raise UsageError(f"{file}: {a.name!r} of {entry} is written as {a.dtype}, but results must be floating-point")
     dtype = next((a.dtype for a in tensors if a.dtype in DTYPE_BYTES), "float32")
     sizes = [a.name for a in scalars if a.dtype != "float32"]
     # A large number, or one named by a single letter, is rather a size of the problem than a choice.

@@ -331,7 +331,25 @@ def _variant_record(
 
 
 def plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload) -> dict[str, Any]:
-    """The launches for the manifest, as `Variant` of evo/runtime/package.py reads them."""
+    """The launches for the manifest, as `Variant` of evo/runtime/package.py reads them. Raises KernelError where they depend
+    on a size that is not compiled in: those of other sizes would be wrong."""
+    found = _plan_record(kernel, target, genome, workload)
+    own = dict(workload.dims)
+    for d in kernel.dimensions:
+        size = own[d.name] * 2 if own[d.name] * 2 <= d.high else max(d.low, own[d.name] // 2)
+        other = Workload.of({**own, d.name: size}, workload.dtype, dict(workload.options))
+        if d.name in kernel.compile_time_dims[target] or kernel.validate(other):
+            continue
+        if _plan_record(kernel, target, genome, other) != found:
+            raise KernelError(
+                f"kernel {kernel.name!r}: its launches or its workspace for {d.name}={size} are others than for"
+                f" {d.name}={own[d.name]}, and an export has one for all; let `plan` give tiles of {d.name}, and `size` name"
+                f" {d.name!r} as a factor, or compile it in (compile_time_dims)"
+            )
+    return found
+
+
+def _plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload) -> dict[str, Any]:
     first, *then = (asdict(plan) for plan in kernel.plans(target, genome.parameters, workload))
     if first["entry"] == kernel.entry:
         del first["entry"]

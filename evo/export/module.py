@@ -129,12 +129,11 @@ def _check_given(backward: Kernel, forward: Kernel, parts: Sequence[ExportReques
     outputs = [a.name for a in forward.arguments if a.kind == "output"]
     known = {a.name for a in forward.arguments if a.kind == "input"} | {f"d{name}" for name in outputs}
     wanted = [a.name for a in backward.arguments if a.kind == "input" and not a.optional and a.name not in known]
-    items = [item for part in parts for item in part.items]
-    given = {name for name in outputs for item in items if dict(item.workload.options).get(name)}
-    if missing := [name for name in wanted if name not in given]:
+    given = [dict(item.workload.options) for part in parts for item in part.items]
+    if not any(all(options.get(name) for name in wanted) for options in given):
         raise UsageError(
-            f"{backward.name} takes {' and '.join(missing)}, which none of these winners of {forward.name} gives: search it"
-            f" for a workload with {','.join(f'{name}=true' for name in missing)}, too"
+            f"{backward.name} takes {' and '.join(wanted)}, which none of these winners of {forward.name} gives: search it"
+            f" for a workload with {','.join(f'{name}=true' for name in wanted)}, too"
         )
 
 

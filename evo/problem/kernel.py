@@ -148,7 +148,7 @@ class Argument:
     there where the option of its name is on; the entry point gets a null address where it is not. Workspace is memory for
     the launches of one call, of `size(target, point, workload)` elements (none: a null address) from a multiple of 64 bytes
     on; before a call it holds anything or, if `zeroed`, zeros, which are written as a part of the call. `size` gives
-    factors, in which dimensions that are not compiled in are named: (4 * point["blocks"], "cols").
+    factors, numbers and names of dimensions; one that is not compiled in is named: (4 * point["blocks"], "cols").
     """
 
     name: str
@@ -336,6 +336,8 @@ class Kernel:
                 yield f": scalar argument {a.name!r} is neither a dimension nor an option"
             if a.kind == "output" and a.optional and a.name not in self.options:
                 yield f": no option {a.name!r} asks for the optional output of that name"
+            if a.kind == "output" and a.dtype not in {"problem", "opmath", *DTYPE_BYTES}:
+                yield f": output {a.name!r} is of {a.dtype}, but what is compared must be floating-point"
             if (a.kind == "workspace") != (a.size is not None) or (a.kind == "workspace") < a.zeroed:
                 yield f": argument {a.name!r}: every workspace, and nothing else, has a `size`, and may be `zeroed`"
             if a.kind == "workspace" and a.dtype not in {*DTYPE_BYTES, "int32", "int64"}:
@@ -569,9 +571,10 @@ def _cases(kernel: Kernel, target: str, workload: Workload) -> list[Case]:
         elif name not in compiled_in and isinstance(value, float):
             add("tiny" if "tiny" in kernel.data else first, name, 4 * value or 0.5)
     add(first, offset=1)
-    if free:  # no whole number of what a persistent grid takes at once
+    if free:  # more than a persistent grid takes at once, and no whole number of its steps
         name, elements = free[0].name, max(math.prod(_shape(a, workload)) for a in kernel.arguments if a.kind != "scalar")
-        add(first, name, min(own[name], max(1, own[name] * _MANY // max(1, elements))) | 1)
+        many = max(1, own[name] * _MANY // max(1, elements))
+        add(first, name, (many if target == "cuda" else min(own[name], many)) | 1)
     return list(found.values())
 
 
@@ -593,9 +596,12 @@ def _neighbours(kernel: Kernel, target: str, workload: Workload) -> list[Workloa
 
 
 def _cost(kernel: Kernel, workload: Workload) -> Cost:
+    import torch
+
     inputs = [a for a in kernel.arguments if a.kind == "input" and (not a.optional or workload.option(a.name))]
     tensors = (*inputs, *kernel.outputs(workload))
-    return Cost(bytes=sum(DTYPE_BYTES[a.dtype_of(workload)] * math.prod(_shape(a, workload)) for a in tensors), flops=0)
+    each = ((getattr(torch, a.dtype_of(workload)), math.prod(_shape(a, workload))) for a in tensors)
+    return Cost(bytes=sum(dtype.itemsize * elements for dtype, elements in each), flops=0)
 
 
 _SMALL = 1 / 64

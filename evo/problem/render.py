@@ -3,7 +3,7 @@ whose parameters are macros."""
 
 import hashlib
 import re
-from collections import UserDict
+from collections import Counter, UserDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -150,6 +150,9 @@ _DEFINITION = re.compile(
 """Of a macro, or of a constant that is a whole number: (name, text, None, None) or (None, None, name, number)."""
 
 
+_ASKS = re.compile(r"^[ \t]*#[ \t]*(ifdef|ifndef|undef)\b.*", re.MULTILINE)
+
+
 class _Asked(UserDict[str, Value]):
     """A point that notes which of its parameters were read."""
 
@@ -174,6 +177,12 @@ def definitions(code: str) -> Iterator[tuple[str, str, tuple[int, int]]]:
         yield found[1] or found[3], (found[2] or found[4] or "").strip(), (found.start(), end)
 
 
+def uses(code: str) -> Counter[str]:
+    """How often each name is there, but for where it is defined or its definition is asked for."""
+    names = Counter(_NAME.findall(_ASKS.sub("", code)))
+    return names - Counter(name for name, _, _ in definitions(code))
+
+
 def define_macros(file: Path, entry: str, values: Mapping[str, Value], needed: Collection[str]) -> str:
     """The source behind a `#define` of each value that it uses, less its own definitions of these names.
 
@@ -187,7 +196,7 @@ def define_macros(file: Path, entry: str, values: Mapping[str, Value], needed: C
             f"{file}, line {code.count(chr(10), 0, axis.start()) + 1}: {axis[0]} is always 0, because a block has one axis:"
             " use threadIdx.x % WIDTH and threadIdx.x / WIDTH, and LaunchPlan(threads=WIDTH * HEIGHT, ...) in kernel.py"
         )
-    used, own, macros = set(_NAME.findall(code)), {name for name, _, _ in definitions(code)}, dict[str, str]()
+    used, own, macros = uses(code), {name for name, _, _ in definitions(code)}, dict[str, str]()
     for name, value in values.items():
         spelled = [s for s in (name, name.upper(), name.lower()) if s in used]
         if spelled:

@@ -3,6 +3,7 @@
 
 import sys
 from importlib import import_module
+from inspect import Signature, signature
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,11 @@ class _Search(ModuleType):
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return import_module("evo.api").search(*arguments, **options)
+
+    @property
+    def __signature__(self) -> Signature:
+        """Notebooks show it."""
+        return signature(import_module("evo.api").search)
 
 
 sys.modules[__name__].__class__ = _Search

@@ -85,7 +85,6 @@ def norm_backward(name: str, title: str, *, centred: bool) -> Kernel:
         reference=_reference,
         same_dtype=_as_far_off_as_sums(_layer_norm if centred else _rms_norm),
         inputs=_inputs(centred),
-        data=DATA,
         cases=_cases(options),
         baselines=(Baseline(name="torch", role="reference", call=_layer_norm if centred else _rms_norm),),
         workloads={"cuda": ("rows=4096,cols=8192,dtype=float16",), "cpu": ("rows=2048,cols=1024,dtype=float32",)},

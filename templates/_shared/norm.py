@@ -180,11 +180,11 @@ class Norm:
             input = input.contiguous()
             address = input.data_ptr()
         output = _empty_like(input, memory_format=_CONTIGUOUS)
-        sizes, statistics, mean, rstd = call.sizes, None, 0, 0
+        sizes, mean, rstd = call.sizes, 0, 0
         if sizes[2:] == self._saving:
             opmath = torch.promote_types(input.dtype, torch.float32)
-            statistics = torch.empty((2, sizes[0]), dtype=opmath, device=input.device)
-            mean, rstd = statistics.data_ptr(), statistics.data_ptr() + opmath.itemsize * sizes[0]
+            kept = [torch.empty(sizes[0], dtype=opmath, device=input.device) for _ in range(2)]  # until it is launched
+            mean, rstd = (t.data_ptr() for t in kept)
         # A mode that went unnoticed might have made the output something else than a plain tensor.
         if type(output) is Tensor and self._launch(
             call, address, weight_address, bias_address, output.data_ptr(), mean, rstd, sizes[0], sizes[1], eps

@@ -104,7 +104,8 @@ def test_a_source_of_ones_own_needs_what_only_its_user_knows(here: Any, tmp_path
 
 def test_the_entry_point_its_parameters_and_macros_that_nothing_defines_are_found(here: Any, tmp_path: Path) -> None:
     (tmp_path / "add.cu").write_text(ADD)
-    (tmp_path / "gemm.cu").write_text(GEMM)
+    no_choices = "constexpr int WARP_SIZE = 32;\n#ifndef UNUSED\n#define UNUSED 8\n#endif\n"
+    (tmp_path / "gemm.cu").write_text(no_choices + GEMM.replace("blockIdx.y * TILE", "blockIdx.y / WARP_SIZE * TILE"))
     made = here("new", "add", "--cu", "add.cu", "--json").document
     assert made["parameters"] == {"block_size_x": [32, 64, 128, 256, 512, 1024]}
     assert [place["what"].partition(",")[0] for place in made["to_fill_in"]] == ["what vector_add computes", "the grid"]
@@ -131,6 +132,7 @@ BAD = {
     "code": ("k", ("--cu", "k.cu"), "\n__global__ void f() { x y; }", "sm_89 with x=4: k.cu(2): error: expected a"),
     "host code": ("k", ("--cu", "k.cu"), "#include <map>\n__global__ void f() {}", "leave out host code and its headers"),
     "by value": ("k", ("--cu", "k.cu"), "__global__ void f(double d) {}", "parameter 'd' of f is neither a pointer nor"),
+    "integers": ("k", ("--cu", "k.cu"), "__global__ void f(int *y) {}", "'y' of f is written as int32, but results must be"),
     "axes": ("k", ("--cu", "k.cu"), ADD.replace("threadIdx.x", "threadIdx.y"), "k.cu, line 3: threadIdx.y is always 0"),
 }
 

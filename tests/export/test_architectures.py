@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from evo.errors import DeviceError, UsageError
+from evo.errors import DeviceError, KernelError, UsageError
 from evo.export import ExportItem, ExportRequest
-from evo.export._package import asked_of, with_ptx
+from evo.export._package import asked_of, plan_record, with_ptx
 from evo.export.module import EXPORTER as MODULE
 from evo.export.module import remarks
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.kernel import Argument, LaunchPlan, Workload, load_kernel
 from evo.problem.space import Value
 from evo.targets.cuda import run_nvrtc
 from tests.ended import run_python
@@ -216,3 +216,23 @@ def test_what_nothing_here_runs_is_said_of_every_variant(several: Path) -> None:
     lines = checked.stdout.splitlines()
     assert sum("not checked: no CUDA GPU answers to PyTorch" in line for line in lines) == 2 * len(BUILDS)
     assert "no variant of this package runs on this machine" in lines[-1]
+
+
+@pytest.mark.parametrize(("plan", "size"), [("rows", 4), (1, "rows"), (1, 4)])
+def test_launches_that_are_right_for_one_size_only_are_refused(plan: object, size: object) -> None:
+    def of(what: object, workload: Workload) -> int:
+        return workload.dim(what) if isinstance(what, str) else int(str(what))
+
+    more = Argument(name="more", kind="workspace", dtype="int32", size=lambda target, point, w: (of(size, w), "rows"))
+    known = load_kernel("rmsnorm")
+    kernel = replace(
+        known,
+        arguments=(*known.arguments, more),
+        plan=lambda target, point, w: LaunchPlan(threads=32, tiles=(("rows", of(plan, w)),)),
+    )
+    workload = kernel.workload("cuda", "rows=8,cols=64,dtype=float32")
+    if (plan, size) == (1, 4):
+        assert plan_record(kernel, "cuda", Genome.of({}), workload)["workspace"] == [(16, ["rows"], False)]
+    else:
+        with pytest.raises(KernelError, match=r"for rows=16 are others than for rows=8, and an export has one for all"):
+            plan_record(kernel, "cuda", Genome.of({}), workload)

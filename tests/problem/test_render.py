@@ -88,13 +88,14 @@ def test_a_plain_source_gets_a_macro_for_each_parameter_instead_of_its_own_and_k
 
 def test_an_error_in_a_plain_source_is_said_with_its_own_line(kernel: Kernel, tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=r"cpu\.cpp:8:\d+: error: .*nothing"):
-        find_target("cpu").compile(plain(kernel, PLAIN.replace("mode(", "nothing(")), "native", tmp_path)
+        find_target("cpu").compile(plain(kernel, PLAIN.replace("x[i]", "nothing[i]")), "native", tmp_path)
 
 
 def test_a_parameter_that_a_plain_source_does_not_use_and_a_missing_entry_point_are_refused(kernel: Kernel) -> None:
     unused = r"parameter 'unroll' of the space is no macro of .*cpu\.cpp: use unroll in the source where .*, or take it out"
-    with pytest.raises(TemplateError, match=unused):
-        plain(kernel, PLAIN.replace("UNROLL", "STEP"))
+    for text in (PLAIN.replace("i += UNROLL", "++i"), PLAIN.replace("UNROLL", "STEP")):  # also where it is but defined
+        with pytest.raises(TemplateError, match=unused):
+            plain(kernel, text)
     read = replace(kernel, plan=lambda target, point, workload: LaunchPlan(threads=point["unroll"]))
     object.__setattr__(read, "folder", kernel.folder)
     assert "unroll" not in rendered(read).text.lower(), "what the launch depends on need not be a macro"
