@@ -347,6 +347,8 @@ class Kernel:
         for name in set(self.option_min) - set(self.options):
             yield f": `option_min` names {name!r}, which is not one of its options"
         for target, dtypes in self.dtypes.items():
+            if not self.workloads.get(target):
+                yield f": no workload of target {target!r}; give `workloads` one"
             for dtype in set(dtypes) - set(self.tolerance):
                 yield f": no tolerance for {dtype} of target {target!r}"
         for a in self.arguments:
