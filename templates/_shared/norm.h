@@ -3,12 +3,9 @@
 // frontend.cpp includes this and defines, in an unnamed namespace, beside SCHEMA and add_kernels, which calls add_norm:
 //
 //     const char* const NAME;                                    of the operator
-//     const bool HAS_BIAS;                                       whether the function has one
+//     const bool CENTRED;                                        whether it subtracts a mean, and adds a bias
 //     const double DEFAULT_EPS;                                  for none but in float64; NaN where that is not for variants
 //     const bool KEEPS_CHANNELS_LAST;                            PyTorch's result for an input of that layout has it, too
-//     const bool HAS_MEAN;                                       whether it subtracts one
-//     const std::vector<std::int64_t> PLAIN, SAVING;             the kernel's options that are compiled in, for a call without
-//                                                                and with statistics
 //     Tensor torchs(const AnyCall&);                             PyTorch's function
 //     Tensor dispatched(const Operator&, const AnyCall&);        the operator by way of the dispatcher
 //     Tensor with_autocast(Operator&, const AnyCall&);           what autocast makes of a call
@@ -68,9 +65,8 @@ struct Saved {
 using Gradients = std::array<Tensor, 3>;  // of input, weight and bias
 
 extern const char* const NAME;
-extern const bool HAS_BIAS, HAS_MEAN, KEEPS_CHANNELS_LAST;
+extern const bool CENTRED, KEEPS_CHANNELS_LAST;
 extern const double DEFAULT_EPS;
-extern const std::vector<std::int64_t> PLAIN, SAVING;
 Tensor torchs(const AnyCall&);
 Tensor dispatched(const Operator&, const AnyCall&);
 Tensor with_autocast(Operator&, const AnyCall&);
@@ -78,7 +74,9 @@ template <class Eps>
 bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t, std::int64_t, Eps);
 bool launch_backward(Table&, const Answer&, const Problem&, const OfBackward&, std::int64_t, std::int64_t);
 
-const Py_ssize_t ARGUMENTS = HAS_BIAS ? 5 : 4;
+const Py_ssize_t ARGUMENTS = CENTRED ? 5 : 4;
+// The kernel's options that are compiled in, of a call without and with statistics: residual, sum, mean (if centred), rstd.
+const std::vector<std::int64_t> PLAIN(CENTRED ? 4 : 3), SAVING = CENTRED ? std::vector<std::int64_t>{0, 0, 1, 1} : std::vector<std::int64_t>{0, 0, 1};
 constexpr double LOWEST_EPS = 1e-12, HIGHEST_EPS = 1e6;  // see norm.py
 const char* const UNFIT_EPS = "eps is not a float from 1e-12 to 1e+06";
 
@@ -146,7 +144,7 @@ inline Result run(Operator& op, const Call& c, const Chosen& chosen) {
     found.output = at::empty(input.sizes(), input.options());
     if (c10::IntArrayRef(&problem.words[4], SAVING.size()).equals(SAVING)) {
         found.rstd = at::empty({rows}, input.options().dtype(at::toOpMathType(input.scalar_type())));
-        if (HAS_MEAN) found.mean = at::empty_like(found.rstd);
+        if (CENTRED) found.mean = at::empty_like(found.rstd);
     }
     const Memory memory = {
         input.const_data_ptr(), c.weight ? c.weight->const_data_ptr() : nullptr,
@@ -174,7 +172,7 @@ inline Tensor forward(Operator& op, const AnyCall& c) {
 inline Problem problem_of_backward(
     const Tensor& input, c10::IntArrayRef shape, bool weight, const std::array<bool, 3>& wanted) {
     const std::array<std::int64_t, 4> options = {weight, wanted[1], 0, wanted[2]};  // 0: no gradient of a residual is to be added
-    return problem_of(input, shape, c10::IntArrayRef(options.data(), HAS_MEAN ? 4 : 3));
+    return problem_of(input, shape, c10::IntArrayRef(options.data(), PLAIN.size()));
 }
 
 // What gradients a variant of the backward gives, if one serves; else nothing.
@@ -353,7 +351,7 @@ inline const char* read_shape(PyObject* object, std::array<std::int64_t, 8>& siz
 // The call in Python's arguments, or why they cannot be read as one. `sizes` has to live as long as `c`.
 inline const char* read(PyObject* const* args, Call& c, std::array<std::int64_t, 8>& sizes) {
     if (overridden()) return "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved";
-    PyObject *weight = args[2], *bias = HAS_BIAS ? args[3] : Py_None, *eps = args[ARGUMENTS - 1];
+    PyObject *weight = args[2], *bias = CENTRED ? args[3] : Py_None, *eps = args[ARGUMENTS - 1];
     c.input = plain_tensor(args[0]);
     c.weight = weight == Py_None ? nullptr : plain_tensor(weight);
     c.bias = bias == Py_None ? nullptr : plain_tensor(bias);

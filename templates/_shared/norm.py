@@ -5,7 +5,7 @@ It is copied into exported packages beside the frontend.py that imports it, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from math import prod
 from types import ModuleType
@@ -33,8 +33,7 @@ class Norm:
     frontend: the kernel's module, which has the function under `name`. original: PyTorch's. layer: the module, derived from
     PyTorch's. use(call): told the native launcher's function, once there is one.
     launch(call, x, weight, bias, y, mean, rstd, rows, cols, eps): calls with the entry point's arguments.
-    bias: whether the function has one. options: the kernel's that are compiled in, as the function has them; saving: those
-    of them by which variants give what the backward pass takes.
+    centred: whether it subtracts a mean, and adds a bias.
     default_eps: what eps=None stands for but in float64; None where that is not for variants.
     keeps_channels_last: PyTorch's result for an input of that layout has it, too, and a variant's would not.
     """
@@ -48,16 +47,16 @@ class Norm:
         use: Callable[[Callable[..., Tensor | None] | None], None],
         launch: Callable[..., bool],
         *,
-        bias: bool,
-        options: Mapping[str, int],
-        saving: Sequence[str],
+        centred: bool,
         default_eps: float | None,
         keeps_channels_last: bool,
     ) -> None:
         self._frontend, self._name, self._original, self._layer = frontend, name, original, layer
         self._use, self._launch = use, launch
-        self._bias, self._options, self._values = bias, dict(options), tuple(options.values())
-        self._saved, self._saving = saving, tuple({**options, **dict.fromkeys(saving, 1)}.values())
+        self._centred, self._saved = centred, ("mean", "rstd") if centred else ("rstd",)
+        self._options = dict.fromkeys(("residual", "sum", *self._saved), 0)  # that are compiled in, as the function has them
+        self._values = tuple(self._options.values())
+        self._saving = tuple((self._options | dict.fromkeys(self._saved, 1)).values())
         self._default_eps, self._keeps_channels_last = default_eps, keeps_channels_last
         self.dispatch, self._backward = Dispatch(PACKAGE, frontend), None
         if PACKAGE.path("backward/manifest.json").is_file():
@@ -74,7 +73,7 @@ class Norm:
 
     def _args(self, input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> tuple[Any, ...]:
         """As the function takes them."""
-        return (input, normalized_shape, weight, bias, eps) if self._bias else (input, normalized_shape, weight, eps)
+        return (input, normalized_shape, weight, bias, eps) if self._centred else (input, normalized_shape, weight, eps)
 
     def explain(
         self,
@@ -262,7 +261,7 @@ class Norm:
         for n in sorted({min(n, max(9, (1 << 21) // c)) for n in (1, 2, 3, 7, 33, 257)}):
             yield f"{n} rows", args(draw.rows(n, c), (c,), w, b, eps)
         yield "no weight", args(draw.rows(5, c), (c,), None, b, eps)
-        if self._bias:
+        if self._centred:
             yield "no bias", args(draw.rows(5, c), (c,), w, None, eps)
         yield "neither, eps 1e-12", args(draw.rows(5, c), [c], None, None, 1e-12)
         yield "eps 0.5, tiny values", args(1e-4 * draw.rows(5, c), (c,), w, b, 0.5)

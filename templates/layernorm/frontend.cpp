@@ -13,10 +13,8 @@ using Signature = Tensor(const Tensor&, SymIntArrayRef, const Optional&, const O
 const char* const NAME = "layer_norm";
 const char* const SCHEMA =
     "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor";
-const bool HAS_BIAS = true, KEEPS_CHANNELS_LAST = false;
+const bool CENTRED = true, KEEPS_CHANNELS_LAST = false;
 const double DEFAULT_EPS = std::numeric_limits<double>::quiet_NaN();
-const bool HAS_MEAN = true;
-const std::vector<std::int64_t> PLAIN = {0, 0, 0, 0}, SAVING = {0, 0, 1, 1};  // residual, sum, mean, rstd
 
 Tensor torchs(const AnyCall& c) {
     return at::layer_norm_symint(*c.input, c.shape, optional(c.weight), optional(c.bias), *c.eps);

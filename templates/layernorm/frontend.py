@@ -99,9 +99,7 @@ _NORM = Norm(
     LayerNorm,
     _use,
     launch,
-    bias=True,
-    options={"residual": 0, "sum": 0, "mean": 0, "rstd": 0},
-    saving=("mean", "rstd"),
+    centred=True,
     default_eps=None,
     keeps_channels_last=False,
 )

@@ -13,12 +13,10 @@ using Signature = Tensor(const Tensor&, SymIntArrayRef, const Optional&, std::op
 const char* const NAME = "rms_norm";
 const char* const SCHEMA =
     "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor";
-const bool HAS_BIAS = false, KEEPS_CHANNELS_LAST = true;
+const bool CENTRED = false, KEEPS_CHANNELS_LAST = true;
 const double DEFAULT_EPS = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7  // see frontend.py
     ? std::numeric_limits<float>::epsilon()
     : std::numeric_limits<double>::quiet_NaN();
-const bool HAS_MEAN = false;
-const std::vector<std::int64_t> PLAIN = {0, 0, 0}, SAVING = {0, 0, 1};  // residual, sum, rstd
 
 Tensor torchs(const AnyCall& c) { return at::rms_norm_symint(*c.input, c.shape, optional(c.weight), c.eps); }
 

@@ -97,9 +97,7 @@ _NORM = Norm(
     RMSNorm,
     _use,
     launch,
-    bias=False,
-    options={"residual": 0, "sum": 0, "rstd": 0},
-    saving=("rstd",),
+    centred=False,
     default_eps=_DEFAULT_EPS,
     keeps_channels_last=True,
 )
