@@ -21,7 +21,7 @@ from itertools import islice, product
 from pathlib import Path
 
 from evo import __version__
-from evo.errors import EvoError, StoreError, TemplateError, UsageError, error_line
+from evo.errors import DeviceError, EvoError, StoreError, TemplateError, UsageError, error_line
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Check, Evaluation, Status, Timing
 from evo.executors import Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
@@ -482,9 +482,14 @@ def _ratio(timing: Timing | None) -> float:
 
 
 def _default_builders(target: str) -> int:
-    """Builders beside the device process: all cores but one, or all where they take turns anyway."""
+    """Builders beside the device process: all cores but one; all where they take turns anyway, or nothing can be timed."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores if find_target(target).shares_cores else max(1, min(cores - 1, 32))
+    if find_target(target).shares_cores:
+        return cores
+    with suppress(DeviceError):
+        find_target(target).device()
+        return max(1, min(cores - 1, 32))
+    return cores
 
 
 _MOST_WORKLOADS = 256
