@@ -17,13 +17,10 @@ from typing import Any
 import torch
 
 from evo.runtime.package import Unavailable
-from evo.runtime.timing import Sample, Timing, on_gpu, race, walk, watch
+from evo.runtime.timing import Sample, Timing, race, watch
 from evo.runtime.trial import rounds_on_gpu
 
-__all__ = [
-    "Package", "Sample", "Timing", "add_packages", "gpu_times", "load", "load_all", "machine", "on_gpu", "race", "walk",
-    "watch",
-]  # fmt: skip
+__all__ = ["Package", "Sample", "Timing", "add_packages", "gpu_times", "load", "load_all", "machine", "race", "watch"]
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from statistics import geometric_mean, median
 from typing import Any
 
 import torch
-from exported import Package, Sample, add_packages, load_all, machine, on_gpu, race, walk
+from exported import Package, add_packages, load_all, machine
 from torch import Tensor
 
-from evo.runtime.timing import sets_for
+from evo.runtime.timing import Sample, on_gpu, race, sets_for, walk
 
 OURS, SLOWER = "ours", 1.03
 Function = Callable[..., Tensor]
@@ -129,10 +129,10 @@ def problem(package: Package, rows: int, cols: int, dtype: str, rounds: int) -> 
     recorded = [recording(a) for a in args]
     torch.manual_seed(2)
     dy = [torch.randn_like(a[0]) for a in args]
-    leaves = [[t for t in r if isinstance(t, Tensor)] for r in recorded]
+    leaves = [tensors(r) for r in recorded]
     wide = recording(tuple(t.double() if isinstance(t, Tensor) else t for t in args[0]))  # the gradients of it are, too
     exact = frontend.exact(*wide)
-    gradients = torch.autograd.grad(exact, [t for t in wide if isinstance(t, Tensor)], dy[0].double())
+    gradients = torch.autograd.grad(exact, tensors(wide), dy[0].double())
     truth = {"forward": [exact.detach()], "backward": gradients}
     trains = package.function != "softmax"
     samples: dict[str, dict[str, Sample]] = defaultdict(dict)
@@ -183,6 +183,10 @@ def problem(package: Package, rows: int, cols: int, dtype: str, rounds: int) -> 
 def recording(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """A package's own times are without gradients. Of a weight that is not there PyTorch's is its default."""
     return tuple(t.detach().requires_grad_() if isinstance(t, Tensor) else t for t in args)
+
+
+def tensors(args: tuple[Any, ...]) -> list[Tensor]:
+    return [t for t in args if isinstance(t, Tensor)]
 
 
 def both(function: Function, args: tuple[Any, ...], leaves: list[Tensor], dy: Tensor) -> tuple[Tensor, ...]:

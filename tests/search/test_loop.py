@@ -373,13 +373,14 @@ def test_a_machine_that_is_never_quiet_is_searched_all_the_same(store: Store) ->
 def test_a_machine_that_has_become_quiet_is_trusted_again(store: Store) -> None:
     first_seen: dict[str, int] = {}
 
-    def early_or_one_in_four(digest: str) -> bool:
-        return first_seen.setdefault(digest, len(first_seen)) < 12 or _one_in_four(digest)
+    def early_or_every_fourth(digest: str) -> bool:  # by digest, several in a row may be: then trust is lost again
+        number = first_seen.setdefault(digest, len(first_seen))
+        return number < 12 or number % 4 == 0
 
-    executor = disturbed(9, of=early_or_one_in_four)
+    executor = disturbed(9, of=early_or_every_fourth)
     search(configure(60), store, executor)
-    later = {d for d, n in first_seen.items() if n > 20 and _one_in_four(d)}
-    assert 2 in {executor.measured.count(d) for d in later}  # unless several in a row have been disturbed again
+    later = {d for d, n in first_seen.items() if n > 20 and n % 4 == 0}
+    assert {executor.measured.count(d) for d in later} == {2}
 
 
 def _loses_to_the_incumbent(request: Request, found: Any) -> Any:
