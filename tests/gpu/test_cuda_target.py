@@ -255,6 +255,7 @@ def test_what_replayed_calls_return_is_kept_until_the_replay_is_closed(session: 
     assert torch.cuda.memory_allocated() <= held - 4 * x.nbytes
 
 
+@pytest.mark.alone
 def test_a_replay_finds_the_memory_that_the_allocator_has_kept(session: CudaSession) -> None:
     """Which a recording cannot draw on: a process that has timed much else keeps most of the GPU."""
     torch.cuda.empty_cache()
