@@ -13,7 +13,7 @@ layer_norm's columns are 24 that the seed draws. A quarter of attention's proble
 keys and values in the memory order of projections.
 
 Printed: geometric means of ours over theirs, how many problems are slower by more than 3%, the slowest of them with what
-`explain` says, and by the way that problems took. --json: every problem.
+`explain` says, and by the way that problems took; by how much results of first calls differ at most. --json: every problem.
 """
 
 from __future__ import annotations
@@ -161,9 +161,11 @@ def problem(
     with torch.inference_mode():
         torch.cuda.synchronize()
         began = time.perf_counter()
-        frontend.SUBJECT(*args)
+        own = frontend.SUBJECT(*args)
         torch.cuda.synchronize()
         first = time.perf_counter() - began
+        torchs = frontend.ORIGINAL(*args)
+        off = (own - torchs).abs().masked_fill_(own.isnan() & torchs.isnan(), 0).nan_to_num_(math.inf).max().item()
         way = frontend.explain(*args)
         original = partial(frontend.ORIGINAL, *args)
         us = gpu_times({"own": partial(frontend.SUBJECT, *args), "PyTorch": original, "PyTorch again": original}, rounds)
@@ -173,7 +175,7 @@ def problem(
     shown = "x".join(map(str, sizes.values())) + f" {axes}".rstrip()
     return {
         "function": package.function, "sizes": shown, "dtype": str(dtype)[6:], "way": way, "neighbour": neighbour,
-        "first_us": 1e6 * first, **us,
+        "first_us": 1e6 * first, "off": off, **us,
     }  # fmt: skip
 
 
@@ -184,6 +186,8 @@ def tell(package: Package, records: list[dict[str, Any]], seconds: float) -> Non
         tell_ratios(other, ratios)
     again = sorted(r["PyTorch again"] / r["PyTorch"] for r in records)
     print(f"  PyTorch over itself: {geometric_mean(again):.3f}, {again[0]:.3f} to {again[-1]:.3f}")
+    off = max(records, key=lambda r: r["off"])
+    print(f"  results differ from PyTorch's by at most {off['off']:.1e}: {off['sizes']} {off['dtype']}; {off['way']}")
     firsts = sorted(r["first_us"] for r in records)
     print(f"  first calls: median {median(firsts):,.0f} us, slowest {firsts[-1]:,.0f} us")
 

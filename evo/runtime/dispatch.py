@@ -252,14 +252,13 @@ class Dispatch(Table):
 
     def _bucket(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         """What problems share that are served as the first of them that was raced."""
-        device, dtype, *fixed = self._common(key)
-        return (device, dtype, *(int(n or b) for n, b in zip(fixed, bucket_of(self._sizes(key)), strict=True)))
+        return (*self._common(key), *bucket_of(self._sizes(key)))
 
     def _common(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a problem has in common with all for which the same variants are right: other sizes count as 0."""
         device, dtype, *numbers = key
         fixed = self.package.fixed["cpu" if device < 0 else "cuda"]
-        return (device, dtype, *(n if f else 0 for n, f in zip(numbers, fixed, strict=True)))
+        return (device, dtype, *(int(n) if f else 0 for n, f in zip(numbers, fixed, strict=True)))
 
     def _family(self, common: tuple[Any, ...], sizes: Mapping[str, int]) -> Family | str:
         """What is right for a problem and all like it, or why there is nothing."""

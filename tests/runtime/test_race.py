@@ -114,6 +114,25 @@ def test_a_race_is_remembered_for_pytorchs_back_ends_of_then(copy_of: Path, use:
         torch.backends.cuda.enable_cudnn_sdp(True)
 
 
+def test_a_race_decides_for_no_other_kind_of_call(
+    exported_attention: Path, use: Importer, cache: Path, tmp_path: Path
+) -> None:
+    """A causal call, or one with a mask, differs from another in what is compiled into variants."""
+    module = use(Path(shutil.copytree(exported_attention, tmp_path / "raced_attention")))
+    module.also_serve(measure=True, slower=True)
+    q, k, v = (torch.randn(1, 4, 200, 64) for _ in range(3))
+    for options, told in (
+        ({}, "128x64,"),
+        ({"is_causal": True}, "128x64 causal,"),
+        ({"attn_mask": torch.rand(200, 200) > 0.5}, "128x64 attn_mask,"),
+        ({"attn_mask": torch.randn(200, 200)}, "128x64 attn_mask additive,"),
+    ):
+        own = module.scaled_dot_product_attention(q, k, v, **options)
+        torchs = functional.scaled_dot_product_attention(q, k, v, **options)
+        torch.testing.assert_close(own, torchs, rtol=1e-5, atol=1e-5)
+        assert told in module.explain(q, k, v, **options).replace(")", ",")
+
+
 def test_a_race_that_cannot_be_held_leaves_the_problem_to_pytorch(
     copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
