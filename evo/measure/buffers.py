@@ -175,8 +175,18 @@ class Workspace:
 
     def __init__(self, kernel: Kernel, sizes: Sequence[tuple[str, int]], device: torch.device) -> None:
         """sizes: elements by name. Raises LaunchError for what there is no memory for."""
-        arguments = {a.name: a for a in kernel.arguments}
-        free, like = free_bytes(device) if sizes else 0, {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.bytes = torch.empty(0, dtype=torch.uint8, device=device)
+        """With the guards; none where there is no workspace."""
+        self._guards: tuple[_Piece, ...] = ()
+        self._zeroed: list[torch.Tensor] = []
+        if sizes:  # a gate makes one for every case of every candidate
+            self._allocate(kernel, sizes)
+        self.fill(NAN)
+
+    def _allocate(self, kernel: Kernel, sizes: Sequence[tuple[str, int]]) -> None:
+        arguments, device = {a.name: a for a in kernel.arguments}, self.bytes.device
+        free, like = free_bytes(device), {}
         for name, size in sizes:
             dtype = getattr(torch, arguments[name].dtype)
             if size < 0:
@@ -189,12 +199,8 @@ class Workspace:
             memory = Memory(layout, device)
         except RuntimeError as error:
             raise _too_large(", ".join(like), layout.size, free) from error
-        self.tensors = memory.outputs
-        self.bytes = memory.bytes if like else memory.bytes[:0]
-        """With the guards; none where there is no workspace."""
-        self._guards = layout.pieces if like else ()
+        self.tensors, self.bytes, self._guards = memory.outputs, memory.bytes, layout.pieces
         self._zeroed = [t for name, t in self.tensors.items() if arguments[name].zeroed]
-        self.fill(NAN)
 
     def fill(self, byte: int) -> None:
         """Writes that byte everywhere."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -554,29 +555,36 @@ def _cases(kernel: Kernel, target: str, workload: Workload) -> list[Case]:
     own, options, found = dict(workload.dims), dict(workload.options), dict[tuple[object, ...], Case]()
     few = {d.name: min(own[d.name], 509 if place else 67) for place, d in enumerate(free)}
 
-    def add(data: str, name: str = "", value: Value = 0, offset: int = 0) -> None:
-        """value: of the dimension or option of that name."""
-        dims = {n: int(value) if n == name else few.get(n, size) for n, size in own.items()}
-        made = Workload.of(dims, workload.dtype, {n: value if n == name else v for n, v in options.items()})
-        if all(d.low <= dims[d.name] <= d.high for d in free) and not kernel.validate(made):
-            what = ([f"{name}={value}"] if name else []) + ([f"offset={offset}"] if offset else [])
+    def add(data: str, changed: Mapping[str, Value], offset: int = 0) -> bool:
+        """changed: dimensions and options that are others. Whether there is such a problem."""
+        dims = {n: int(changed.get(n, few.get(n, size))) for n, size in own.items()}
+        made = Workload.of(dims, workload.dtype, {n: changed.get(n, v) for n, v in options.items()})
+        there_is = all(d.low <= dims[d.name] <= d.high for d in free) and not kernel.validate(made)
+        if there_is:
+            what = [f"{n}={value}" for n, value in changed.items()] + ([f"offset={offset}"] if offset else [])
             found.setdefault((data, made, offset), Case(" ".join([data, *what]), made, data, offset))
+        return there_is
 
     for data in kernel.data:
-        add(data)
+        add(data, {})
     for d in free:
-        for size in (0, 1, 3, 17, 64, 127, 769, 1025):
-            add(first, d.name, size)
+        for size in (0, 1, 3, 17, 64, 127, 769, 1025) if d is not free[0] else (0, 1):
+            add(first, {d.name: size})
+    others: list[tuple[str, dict[str, Value], int]] = [(first, {}, 1)]
     for name, value in options.items():
         if name not in compiled_in and isinstance(value, bool):
-            add(first, name, not value)
+            others.append((first, {name: not value}, 0))
         elif name not in compiled_in and isinstance(value, float):
-            add("tiny" if "tiny" in kernel.data else first, name, 4 * value or 0.5)
-    add(first, offset=1)
+            others.append(("tiny" if "tiny" in kernel.data else first, {name: 4 * value or 0.5}, 0))
+    # A gate's time goes by the number of cases: more sizes of the first dimension come along with what else is another.
+    for size, other in zip_longest((3, 17, 64, 127) if free else (), others):
+        data, changed, offset = other or (first, {}, 0)
+        if size is None or not add(data, {free[0].name: size, **changed}, offset):
+            add(data, changed, offset)
     if free:  # more than a persistent grid takes at once, and no whole number of its steps
         name, elements = free[0].name, max(math.prod(_shape(a, workload)) for a in kernel.arguments if a.kind != "scalar")
         many = max(1, own[name] * _MANY // max(1, elements))
-        add(first, name, (many if target == "cuda" else min(own[name], many)) | 1)
+        add(first, {name: (many if target == "cuda" else min(own[name], many)) | 1})
     return list(found.values())
 
 

@@ -64,14 +64,14 @@ def expected(
 def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
     """Largest error, elements beyond their bound, NaN or Inf of the reference that are lost: float64, left on the
     device, for `verdict`."""
-    error = (output.double() - expected.reference).abs_()  # not in place: a float64 tensor is its own double()
-    if expected.all_finite:
-        return [error.max(), (~(error <= expected.allowed)).sum().double(), error.new_zeros(())]
     wide = output.double()
+    error = (wide - expected.reference).abs_()
+    if expected.all_finite:  # a NaN is the largest error
+        return [error.max(), (error > expected.allowed).sum(dtype=torch.float64), error.new_zeros(())]
     agrees = (wide == expected.reference.to(output.dtype).double()) | (expected.reference.isnan() & wide.isnan())
     error = torch.where(expected.finite, error, 0.0)
-    beyond = ~(error <= expected.allowed) & expected.finite
-    return [error.max(), beyond.sum().double(), (~agrees & ~expected.finite).sum().double()]
+    beyond = (error > expected.allowed) & expected.finite
+    return [error.max(), beyond.sum(dtype=torch.float64), (~agrees & ~expected.finite).sum(dtype=torch.float64)]
 
 
 def verdict(
