@@ -334,12 +334,14 @@ def exact(
 
 def timed(sizes: dict[str, int], dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Any, ...]:
     """Arguments of a call of these sizes. A mask is one that all heads share; it hides half of the keys, so scattered that
-    no tile is skipped: a race knows nothing of the masks to come, and is to be won with any of them."""
+    no tile is skipped, and some side by side, of which variants look through all rows: a race knows nothing of the masks to
+    come, and is to be won with any of them."""
     draw, mask = _Draw(dtype, device, seed), None
     shape = (sizes["batch"], sizes["heads"], sizes["kv_heads"], sizes["q_len"], sizes["kv_len"], sizes["head_dim"])
     if sizes["attn_mask"]:
         # One number a key: one for each pair would take more memory than the calls that masks are made for.
         mask = draw.mask(bool(sizes["additive"]), shape[4]).expand(shape[3:5]).contiguous()
+        mask[:, 16:32] = -torch.inf if sizes["additive"] else False
     return (*draw.call(*shape), mask, 0.0, bool(sizes["causal"]), None, sizes["heads"] != sizes["kv_heads"])
 
 
