@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -27,6 +26,7 @@ from evo.evaluation import PASSED, Costs, Status, Timing
 from evo.executors import InFlight
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
+from evo.problem.kernel import FRONTEND_FILE, Kernel
 from evo.problem.space import Point
 from evo.report.text import counted, duration, short
 from evo.search.loop import Budget, Improvement, Progress
@@ -293,7 +293,7 @@ def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None
     }
 
 
-def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, db: str) -> None:
+def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, kernel: Kernel, db: str) -> None:
     """The finals as `evo show RUN` prints them, and what the search cost."""
     print_finals(console, run, db, all_finalists=False)
     for workload in record["workloads"]:
@@ -313,7 +313,9 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, db:
         console.say(f"device busy {record['device_busy_share'] or 0:.0%} of the time; a candidate costs on average {parts}")
     following: list[tuple[str, ...]] = [("show", run.name)]
     if winners := [held.winner for held in run.finals if held.winner]:
-        following += [("lineage", short(winners[0])), ("export", run.name, "--out", f"my_{Path(run.kernel).name}")]
+        following.append(("lineage", short(winners[0])))
+        if (kernel.folder / FRONTEND_FILE).is_file():
+            following.append(("export", run.name, "--out", f"my_{kernel.folder.name}"))
     elif run.refused_in_finals or record["first_failure"]:
         following = [("show", short(run.refused_in_finals[0].id if run.refused_in_finals else record["first_failure"]))]
     console.say(f"next:  {'   '.join(command_line(db, *words) for words in following)}")

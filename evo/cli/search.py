@@ -68,7 +68,11 @@ def load_context(kernel: str, target: str | None, arch: str | None) -> tuple[Ker
     was named and nothing is present.
     """
     problem = load_kernel(kernel)
-    chosen = choose_target("cuda" if target is None and arch and _CUDA_ARCH.match(arch) else target)
+    if target is None and arch and _CUDA_ARCH.match(arch):
+        target = "cuda"
+    elif target is None and len(problem.dtypes) == 1:  # whether such a device is present or not
+        (target,) = problem.dtypes
+    chosen = choose_target(target)
     problem.check_target(chosen)
     return problem, chosen, choose_arch(chosen, arch)
 
@@ -380,7 +384,8 @@ def _carry_out(
         command = command_line(db, "resume", run.name)
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
-    found = read_run_finals(store, run.name, load_kernel(run.spec.kernel).ceilings)
+    kernel = load_kernel(run.spec.kernel)
+    found = read_run_finals(store, run.name, kernel.ceilings)
     started = float(psutil.Process().create_time())  # a user waits for the imports, too
     record = outcome_record(outcome, found, started, store, before)
     if export is not None and outcome.has_winner:
@@ -390,7 +395,7 @@ def _carry_out(
     if json:
         print_json(record)
     else:
-        print_outcome(console, record, found, db)
+        print_outcome(console, record, found, kernel, db)
     if not outcome.has_winner:
         raise typer.Exit(1)
 
