@@ -115,7 +115,9 @@ def search(
         list[str] | None,
         typer.Option(help="A grid that few variants are to serve: rows=1024/4096,cols=8192,dtype=float16; repeat for more."),
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="Time for search and finals: 60s, 10m, 2h. Finals that are disturbed take longer.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time for search and finals: 60s, 10m, 2h. Finals that are disturbed take longer.")
+    ] = None,
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many candidates.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many candidates without a better one.")] = None,
     sampler: Annotated[str | None, typer.Option(help="evolution, tpe or random.")] = None,
