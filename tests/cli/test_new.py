@@ -69,9 +69,10 @@ def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any,
     again = here("new", "mine")
     assert (again.code, again.sentence) == (2, "evo: mine exists: choose another name, or remove it; nothing was written")
     searched = here(
-        "search", "mine", "--target", "cpu", "--workload", small, "--evaluations", "3", "--finalists", "1", "--json"
+        "search", "mine", "--target", "cpu", "--workload", small, "--evaluations", "3", "--finalists", "1"
     )
     assert searched.code == 0, searched.out
+    assert "evo export" not in searched.out, "nothing in PyTorch is what it stands in for"
     name = here("best", "--json").document[0]["candidate"]
     source = here("show", name, "--source").out
     assert re.match(r'#define chunk \d+\n#define threads \d+\n#line 1 "cpu.cpp"\n', source), "the rendered source is stored"

@@ -195,9 +195,9 @@ def test_a_search_begins_with_what_it_is_to_start_from(asked: Any) -> None:
     assert 1 <= tried["start"] <= 2  # a winner may be the default, or what is named
 
 
-@pytest.mark.parametrize(("modes", "exports"), [(("honest", "late"), True), (("honest", "late"), False), (("late",), True)])
+@pytest.mark.parametrize("modes", [("honest", "late"), ("late",)])
 def test_finalists_that_were_refused_are_no_longer_counted_as_right(
-    here: Any, tmp_path: Path, modes: tuple[str, ...], exports: bool
+    here: Any, tmp_path: Path, modes: tuple[str, ...]
 ) -> None:
     """Mode late is right for the sizes of the search, and wrong for a neighbour that only the finals look at."""
     late = "y[i] = n == {{ 7 if p.mode == 'late' else -1 }} ? 0 : factor * x[i];"
@@ -206,8 +206,7 @@ def test_finalists_that_were_refused_are_no_longer_counted_as_right(
     near = "    neighbours=lambda target, workload: (Workload.of({'n': 7}, 'float32'),),\n    workloads="
     code = code.replace("    workloads=", near)
     (folder / "kernel.py").write_text(code.replace("[case(5),", "[case(workload.dim('n')), case(5),"))
-    if exports:
-        (folder / "frontend.py").touch()
+    (folder / "frontend.py").touch()
     words = ("search", "./toy", "--target", "cpu", "--evaluations", "8", "--sampler", "random", "--name", "mine")
     ended = here(*words, "--db", "else/where.db")
     assert ended.code == (0 if "honest" in modes else 1), ended.err
@@ -219,7 +218,7 @@ def test_finalists_that_were_refused_are_no_longer_counted_as_right(
     following = ended.out.splitlines()[-1]
     assert following.startswith("next:  evo show ")
     assert following.endswith(" --db else/where.db")
-    assert ("   evo export mine --out my_toy --db" in following) is ("honest" in modes and exports)
+    assert ("   evo export mine --out my_toy --db" in following) is ("honest" in modes)
 
 
 def test_candidates_that_are_wrong_only_when_timed_are_not_said_to_have_failed_the_gate(here: Any, tmp_path: Path) -> None:
