@@ -66,11 +66,11 @@ def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
     device, for `verdict`."""
     wide = output.double()
     error = (wide - expected.reference).abs_()
-    if expected.all_finite:  # a NaN is the largest error
-        return [error.max(), (error > expected.allowed).sum(dtype=torch.float64), error.new_zeros(())]
+    beyond = ~(error <= expected.allowed)  # a NaN is, too
+    if expected.all_finite:
+        return [error.max(), beyond.sum(dtype=torch.float64), error.new_zeros(())]
     agrees = (wide == expected.reference.to(output.dtype).double()) | (expected.reference.isnan() & wide.isnan())
-    error = torch.where(expected.finite, error, 0.0)
-    beyond = (error > expected.allowed) & expected.finite
+    error, beyond = torch.where(expected.finite, error, 0.0), beyond & expected.finite
     return [error.max(), beyond.sum(dtype=torch.float64), (~agrees & ~expected.finite).sum(dtype=torch.float64)]
 
 
