@@ -181,14 +181,13 @@ def problem(
 
 def errors_of(args: tuple[Any, ...], own: torch.Tensor, torchs: torch.Tensor, exact: Any) -> dict[str, float]:
     """By float64; of attention of the heads that share the first ones of keys, of others of the first rows. NaN is Inf."""
-    few = [own[:64], torchs[:64]]
     if own.dim() == 4:
         group = args[0].shape[1] // args[1].shape[1]
         mask = args[3][:1, :group] if args[3] is not None else None
         few = [t[:1, :group] for t in (own, torchs)]
         args = (args[0][:1, :group], args[1][:1, :1], args[2][:1, :1], mask, *args[4:])
     else:
-        args = (args[0][:64], *args[1:])
+        few, args = [own[:64], torchs[:64]], (args[0][:64], *args[1:])
     truth = exact(*args)
     own_error, torchs_error = ((t.double() - truth).abs().nan_to_num_(math.inf).max().item() for t in few)
     return {"error": own_error, "torchs_error": torchs_error}

@@ -10,10 +10,10 @@ import typer
 
 from evo.cli.options import Json, answer
 from evo.cli.tables import Terminal
-from evo.errors import CompileError, DeviceError, UnknownNameError, UsageError, error_line
+from evo.errors import CompileError, UnknownNameError, UsageError, error_line
 from evo.problem.kernel import DTYPE_BYTES, UNFILLED, Argument, unfilled
 from evo.problem.render import ENTRY_POINT, Source, code_of, define_macros, definitions, template_environment, uses
-from evo.targets import find_target
+from evo.targets import answers, find_target
 
 _ARCH = "sm_89"
 _STARTER = Path(__file__).with_name("_starter.cu")
@@ -62,11 +62,7 @@ def new(
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}): run evo new in a folder of yours") from error
-    try:
-        find_target("cuda").device()
-        steps = [f"evo check {name}"]
-    except DeviceError:  # then it can only be compiled
-        steps = [f"evo check {name} --arch {_ARCH}"]
+    steps = [f"evo check {name}" if answers("cuda") else f"evo check {name} --arch {_ARCH}"]  # which only compiles
     record = {
         "folder": name,
         "files": sorted(files),

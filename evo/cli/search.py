@@ -55,7 +55,7 @@ from evo.search.run import (
     plan_run,
 )
 from evo.search.samplers import find_sampler
-from evo.targets import find_target, target_names
+from evo.targets import answers, find_target, target_names
 
 _DEFAULT_BUDGET = "60s"
 _CUDA_ARCH = re.compile(r"(sm|compute)_")
@@ -83,11 +83,8 @@ def choose_target(name: str | None) -> str:
         find_target(name)
         return name
     for candidate in ("cuda", *(n for n in target_names() if n != "cuda")):
-        try:
-            find_target(candidate).device()
-        except DeviceError:
-            continue
-        return candidate
+        if answers(candidate):
+            return candidate
     raise DeviceError("neither a CUDA GPU nor a C++ compiler answers here; see: evo doctor")
 
 

@@ -181,10 +181,10 @@ class Workspace:
         self._guards: tuple[_Piece, ...] = ()
         self._zeroed: list[torch.Tensor] = []
         if sizes:  # a gate makes one for every case of every candidate
-            self._allocate(kernel, sizes)
+            self._lay_out(kernel, sizes)
         self.fill(NAN)
 
-    def _allocate(self, kernel: Kernel, sizes: Sequence[tuple[str, int]]) -> None:
+    def _lay_out(self, kernel: Kernel, sizes: Sequence[tuple[str, int]]) -> None:
         arguments, device = {a.name: a for a in kernel.arguments}, self.bytes.device
         free, like = free_bytes(device), {}
         for name, size in sizes:

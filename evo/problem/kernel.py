@@ -559,11 +559,11 @@ def _cases(kernel: Kernel, target: str, workload: Workload) -> list[Case]:
         """changed: dimensions and options that are others. Whether there is such a problem."""
         dims = {n: int(changed.get(n, few.get(n, size))) for n, size in own.items()}
         made = Workload.of(dims, workload.dtype, {n: changed.get(n, v) for n, v in options.items()})
-        there_is = all(d.low <= dims[d.name] <= d.high for d in free) and not kernel.validate(made)
-        if there_is:
-            what = [f"{n}={value}" for n, value in changed.items()] + ([f"offset={offset}"] if offset else [])
-            found.setdefault((data, made, offset), Case(" ".join([data, *what]), made, data, offset))
-        return there_is
+        if not all(d.low <= dims[d.name] <= d.high for d in free) or kernel.validate(made):
+            return False
+        what = [f"{n}={value}" for n, value in changed.items()] + ([f"offset={offset}"] if offset else [])
+        found.setdefault((data, made, offset), Case(" ".join([data, *what]), made, data, offset))
+        return True
 
     for data in kernel.data:
         add(data, {})

@@ -21,7 +21,7 @@ from itertools import islice, product
 from pathlib import Path
 
 from evo import __version__
-from evo.errors import DeviceError, EvoError, StoreError, TemplateError, UsageError, error_line
+from evo.errors import EvoError, StoreError, TemplateError, UsageError, error_line
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Check, Evaluation, Status, Timing
 from evo.executors import Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
@@ -32,7 +32,7 @@ from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
 from evo.search.loop import WITHIN, Budget, Observer, Search, StopReason, default_max_in_flight
 from evo.search.tasks import TaskExecutor, tasks_of
-from evo.targets import Target, find_target
+from evo.targets import Target, answers, find_target
 
 _FINALISTS = 8
 _FINALS_BATCHES = 3
@@ -484,12 +484,9 @@ def _ratio(timing: Timing | None) -> float:
 def _default_builders(target: str) -> int:
     """Builders beside the device process: all cores but one; all where they take turns anyway, or nothing can be timed."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if find_target(target).shares_cores:
+    if find_target(target).shares_cores or not answers(target):
         return cores
-    with suppress(DeviceError):
-        find_target(target).device()
-        return max(1, min(cores - 1, 32))
-    return cores
+    return max(1, min(cores - 1, 32))
 
 
 _MOST_WORKLOADS = 256

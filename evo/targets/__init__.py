@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from evo.discovery import find_plugin, plugin_names
-from evo.errors import UsageError
+from evo.errors import DeviceError, UsageError
 from evo.evaluation import Binary, Status
 from evo.problem.kernel import Launch, Limits
 from evo.runtime.package import read_whole, write_whole
@@ -182,6 +182,15 @@ def target_names() -> list[str]:
 def find_target(name: str) -> Target:
     """Raises UnknownNameError."""
     return cast(Target, find_plugin(sys.modules[__name__], "target", name))
+
+
+def answers(name: str) -> bool:
+    """Whether a device of the target is present. Raises UnknownNameError."""
+    try:
+        find_target(name).device()
+    except DeviceError:
+        return False
+    return True
 
 
 def classify(message: str, default: Status) -> Status:
