@@ -12,7 +12,7 @@ from typing import Any
 from evo.analysis.runs import Best, find_best
 from evo.cli.export import export_run
 from evo.cli.options import DEFAULT_DB, check_seed, make_console
-from evo.cli.search import configure, create_run, follow, open_workers, prolong
+from evo.cli.search import follow, open_again, open_search
 from evo.errors import UsageError
 from evo.executors import Executor
 from evo.lineage import StoredRun
@@ -67,6 +67,10 @@ def search(
     fix: Mapping[str, Value] | None = None,
     start: Sequence[str] = (),
     builders: int | None = None,
+    devices: str | None = None,
+    executor: str | None = None,
+    scheduler: str | None = None,
+    cluster: str | Path | None = None,
     finalists: int | None = None,
     name: str | None = None,
     db: str | Path = DEFAULT_DB,
@@ -103,9 +107,8 @@ def search(
         "seed": check_seed(seed),
         "fix": [f"{parameter}={value}" for parameter, value in (fix or {}).items()],
     }
-    spec = configure(job, db)
-    with open_workers(spec.target, db, builders) as executor, Store.open(db, write=True) as store:
-        return _follow(store, create_run(store, spec, executor), executor, db, progress)
+    with open_search(job, db) as (store, run, workers):
+        return _follow(store, run, workers, db, progress)
 
 
 def resume(
@@ -113,6 +116,10 @@ def resume(
     *,
     budget: str | float | None = None,
     evaluations: int | None = None,
+    devices: str | None = None,
+    executor: str | None = None,
+    scheduler: str | None = None,
+    cluster: str | Path | None = None,
     db: str | Path = DEFAULT_DB,
     progress: bool = True,
 ) -> Run:
@@ -121,11 +128,9 @@ def resume(
     run: its name, or a unique beginning. Raises UsageError for a run that is not there or has nothing left to do, and for
     another device, driver, compiler or PyTorch than it was measured with.
     """
-    db = os.fspath(db)
-    with Store.open(db, write=True) as store:
-        stored = prolong(store, run, None if budget is None else str(budget), evaluations)
-        with open_workers(stored.spec.target, db) as executor:
-            return _follow(store, stored, executor, db, progress, resumed=True)
+    db, place = os.fspath(db), {"devices": devices, "executor": executor, "scheduler": scheduler, "cluster": cluster}
+    with open_again(run, db, None if budget is None else str(budget), evaluations, place) as (store, stored, workers):
+        return _follow(store, stored, workers, db, progress, resumed=True)
 
 
 def _follow(

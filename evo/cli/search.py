@@ -5,7 +5,7 @@ import signal
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ from evo.cli.recorded import find_winners, is_of
 from evo.cli.screen import LiveScreen, PlainLines, outcome_record, print_outcome
 from evo.cli.tables import Terminal, brief_workload
 from evo.errors import DeviceError, StoreError, UsageError
-from evo.executors import Executor
+from evo.executors import AskedTarget, Executor, find_executor
 from evo.export import MANIFEST, check_replaceable, read_manifest
 from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
@@ -49,6 +49,7 @@ from evo.search.run import (
     Outcome,
     check_default,
     check_workloads,
+    choose_devices,
     describe_environment,
     execute,
     open_executor,
@@ -58,11 +59,23 @@ from evo.search.samplers import find_sampler
 from evo.targets import answers, find_target, target_names
 
 _DEFAULT_BUDGET = "60s"
+Devices = Annotated[
+    str | None, typer.Option(help="GPUs of one kind that measure: all, or 0,1,3; the first if left out.", show_default=False)
+]
+ExecutorName = Annotated[str | None, typer.Option("--executor", help="Where work runs: local, or dask.", show_default=False)]
+Scheduler = Annotated[
+    str | None, typer.Option(help="Address of a Dask scheduler whose workers build and measure.", metavar="tcp://HOST:PORT")
+]
+Cluster = Annotated[Path | None, typer.Option(help="A file that describes a Dask cluster to start.", metavar="FILE.yaml")]
+_LOOPBACK = re.compile(r"tcp://(localhost|127\.|\[::1\])")
 _CUDA_ARCH = re.compile(r"(sm|compute)_")
 
 
-def load_context(kernel: str, target: str | None, arch: str | None) -> tuple[Kernel, str, str]:
+def load_context(
+    kernel: str, target: str | None, arch: str | None, elsewhere: Executor | None = None
+) -> tuple[Kernel, str, str]:
     """The kernel; the target and architecture named, else the best target present and the device's own architecture.
+    elsewhere: whose target and device these are, if not this machine's.
 
     Raises UsageError for an unknown name, and for a kernel that has no template for the target; DeviceError if nothing
     was named and nothing is present.
@@ -72,6 +85,12 @@ def load_context(kernel: str, target: str | None, arch: str | None) -> tuple[Ker
         target = "cuda"
     elif target is None and len(problem.dtypes) == 1:  # whether such a device is present or not
         (target,) = problem.dtypes
+    if elsewhere is not None:
+        asked = elsewhere.target
+        problem.check_target(asked.name)
+        arch = arch or asked.device().arch
+        asked.limits(arch)
+        return problem, asked.name, arch
     chosen = choose_target(target)
     problem.check_target(chosen)
     return problem, chosen, choose_arch(chosen, arch)
@@ -95,9 +114,48 @@ def choose_arch(target: str, arch: str | None) -> str:
     return chosen
 
 
-def open_workers(target: str, db: str, builders: int | None = None) -> AbstractContextManager[Executor]:
-    """Worker processes, with their cache where `cache_dir` says."""
-    return open_executor(target, cache_dir(db), builders)
+def open_workers(target: str, db: str, job: Mapping[str, Any] | None = None) -> AbstractContextManager[Executor]:
+    """Worker processes, with their cache where `cache_dir` says. job: where they are, by the parameters' names."""
+    job = job or {}
+    scheduler, cluster = job.get("scheduler"), job.get("cluster")
+    name = job.get("executor") or ("dask" if scheduler or cluster else "local")
+    find_executor(name)
+    if scheduler and cluster:
+        raise UsageError("--scheduler names a cluster that runs, and --cluster starts one: give one of them")
+    if (name == "local") == bool(scheduler or cluster):
+        raise UsageError(f"--executor {name} {'takes no' if name == 'local' else 'needs'} --scheduler or --cluster")
+    if name != "local" and (given := [o for o in ("builders", "devices") if job.get(o) is not None]):
+        raise UsageError(f"--{given[0]} is of this machine; workers of a cluster are started with their own")
+    if scheduler and scheduler.startswith("tcp://") and not _LOOPBACK.match(scheduler):
+        typer.echo(
+            f"evo: the scheduler at {scheduler} is used without TLS: whoever reaches it or its workers can run code there,"
+            " and read what is sent (docs/clusters.md)",
+            err=True,
+        )
+    return open_executor(
+        target, cache_dir(db), job.get("builders"), job.get("devices"), name=name, scheduler=str(cluster or scheduler or "")
+    )
+
+
+@contextmanager
+def open_elsewhere(job: Mapping[str, Any], db: str) -> Iterator[Executor | None]:
+    """The workers of a cluster, which is asked what its devices are; None where the search is on this machine."""
+    if job.get("executor") in (None, "local") and not (job.get("scheduler") or job.get("cluster")):
+        yield None
+        return
+    dtypes = load_kernel(job["kernel"]).dtypes
+    with open_workers(job.get("target") or ("cuda" if "cuda" in dtypes else next(iter(dtypes))), db, job) as executor:
+        yield executor
+
+
+def restrict_devices(target: str | None, devices: str | None) -> None:
+    """What --devices asks for, before any device is asked for. Raises UsageError, DeviceError."""
+    if devices is None or devices == "all":
+        return
+    indices = devices.split(",")
+    if not all(i.isdecimal() for i in indices) or len(set(indices)) < len(indices):
+        raise UsageError(f"--devices {devices!r} is neither all nor different numbers, counted from 0: e.g. 0,1,3")
+    find_target(target or "cuda").restrict(indices)
 
 
 def search(
@@ -131,6 +189,10 @@ def search(
         typer.Option(help="Try this first, too: a run's winners, a candidate, an export, NAME=VALUE,...; repeat for more."),
     ] = None,
     builders: Annotated[int | None, typer.Option(help="Compiling processes.", min=1)] = None,
+    devices: Devices = None,
+    executor: ExecutorName = None,
+    scheduler: Scheduler = None,
+    cluster: Cluster = None,
     finalists: Annotated[int | None, typer.Option(help="Candidates that are timed again, paired.", min=1)] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     export: Annotated[Path | None, typer.Option(help="Export the winners to this folder as a module.")] = None,
@@ -144,18 +206,45 @@ def search(
         sampler_options = [*(job["sampler_options"] or ()), *(sampler_options or ())]
     job |= {name: value for name, value in context.params.items() if name != "kernel" and value not in (None, ())}
     job["sampler_options"] = _parse_sampler_options(sampler_options or ())
-    spec = configure(job, db)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
-    with open_workers(spec.target, db, job.get("builders")) as executor, Store.open(db, write=True) as store:
-        run = create_run(store, spec, executor)
-        _carry_out(store, run, executor, json=json, export=export, db=db)
+    with open_search(job, db) as (store, run, workers):
+        _carry_out(store, run, workers, json=json, export=export, db=db)
+
+
+@contextmanager
+def open_search(job: Mapping[str, Any], db: str) -> Iterator[tuple[Store, StoredRun, Executor]]:
+    """A new run that is ready to be carried out, with its workers. Raises what `configure` and `create_run` raise."""
+    with ExitStack() as opened:
+        elsewhere = opened.enter_context(open_elsewhere(job, db))
+        spec = configure(job, db, elsewhere)
+        workers = elsewhere or opened.enter_context(open_workers(spec.target, db, job))
+        store = opened.enter_context(Store.open(db, write=True))
+        yield store, create_run(store, spec, workers), workers
+
+
+@contextmanager
+def open_again(
+    run: str, db: str, budget: str | None, evaluations: int | None, job: Mapping[str, Any]
+) -> Iterator[tuple[Store, StoredRun, Executor]]:
+    """A run that is to be continued, with workers. job: where they are. Raises what `prolong` raises."""
+    with ExitStack() as opened:
+        store = opened.enter_context(Store.open(db, write=True))
+        spec = store.run(run).spec
+        elsewhere = opened.enter_context(open_elsewhere({"kernel": spec.kernel, "target": spec.target, **job}, db))
+        restrict_devices(spec.target, job.get("devices"))
+        stored = prolong(store, run, budget, evaluations, elsewhere.target if elsewhere else find_target(spec.target))
+        yield store, stored, elsewhere or opened.enter_context(open_workers(spec.target, db, job))
 
 
 def resume(
     run: RunName,
     budget: Annotated[str | None, typer.Option(help="A new budget of time for the run as a whole.")] = None,
     evaluations: Annotated[int | None, typer.Option(help="A new number of candidates for the run as a whole.")] = None,
+    devices: Devices = None,
+    executor: ExecutorName = None,
+    scheduler: Scheduler = None,
+    cluster: Cluster = None,
     export: Annotated[Path | None, typer.Option(help="Export the winners to this folder as a module.")] = None,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -163,23 +252,25 @@ def resume(
     """Continue a search that was interrupted."""
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
-    with Store.open(db, write=True) as store:
-        stored = prolong(store, run, budget, evaluations)
-        with open_workers(stored.spec.target, db) as executor:
-            _carry_out(store, stored, executor, json=json, export=export, db=db, resumed=True)
+    place = {"devices": devices, "executor": executor, "scheduler": scheduler, "cluster": cluster}
+    with open_again(run, db, budget, evaluations, place) as (store, stored, workers):
+        _carry_out(store, stored, workers, json=json, export=export, db=db, resumed=True)
 
 
 def create_run(store: Store, spec: RunSpec, executor: Executor) -> StoredRun:
     """Raises what `check_default` raises, and StoreError for a name that is taken."""
-    environment = describe_environment(find_target(spec.target))
+    environment = describe_environment(executor.target)
     check_default(executor, spec)
     return store.create_run(spec, environment)
 
 
-def prolong(store: Store, run: str, budget: str | None, evaluations: int | None) -> StoredRun:
+def prolong(
+    store: Store, run: str, budget: str | None, evaluations: int | None, target: AskedTarget
+) -> StoredRun:
     """The run of that name as it is to be continued, with the new budget if one is given, for the run as a whole.
 
-    Raises UsageError for a budget that is used up, StoreError for a run that is finished or was measured elsewhere.
+    target: where it is to be. Raises UsageError for a budget that is used up, StoreError for a run that is finished or was
+    measured elsewhere.
     """
     stored = store.run(run)
     seconds, limit = parse_duration(budget) if budget is not None else None, None
@@ -195,16 +286,16 @@ def prolong(store: Store, run: str, budget: str | None, evaluations: int | None)
             f"run {stored.name!r} has used {stored.elapsed_s:.2f} s of searching already, and --budget is for the run as"
             " a whole; give a larger one"
         )
-    _check_same_machine(stored)
+    _check_same_machine(stored, target)
     if limit is not None:
         store.set_budget(stored, asdict(limit))
         stored = store.run(stored.name)
     return stored
 
 
-def _check_same_machine(run: StoredRun) -> None:
+def _check_same_machine(run: StoredRun, target: AskedTarget) -> None:
     """Raises StoreError if the device, driver, compiler or PyTorch of a run has changed since: such times do not mix."""
-    then, now = run.environment, describe_environment(find_target(run.spec.target))
+    then, now = run.environment, describe_environment(target)
     for name in ("device", "driver", "compiler", "torch"):
         before, after = getattr(then, name), getattr(now, name)
         if before != after:
@@ -214,19 +305,21 @@ def _check_same_machine(run: StoredRun) -> None:
             )
 
 
-def configure(job: dict[str, Any], db: str) -> RunSpec:
+def configure(job: Mapping[str, Any], db: str, elsewhere: Executor | None = None) -> RunSpec:
     """The run that the parameters of `evo search` describe. Raises UsageError for what cannot be searched.
 
-    job: by the parameters' names; sampler_options: values by name.
+    job: by the parameters' names; sampler_options: values by name. elsewhere: where it is not for this machine.
     """
-    kernel, target, arch = load_context(job["kernel"], job.get("target"), job.get("arch"))
+    restrict_devices(job.get("target"), job.get("devices"))
+    kernel, target, arch = load_context(job["kernel"], job.get("target"), job.get("arch"), elsewhere)
+    asked = elsewhere.target if elsewhere else find_target(target)
     workloads = check_workloads(kernel, target, job.get("workloads") or (), job.get("cover") or ())
-    if reason := find_target(target).runs(arch):
+    if reason := asked.runs(arch):
         raise DeviceError(
             f"{reason}: search where it does, or check that it compiles with: evo check {job['kernel']} --arch {arch}"
             f" --target {target}"
         )
-    limits = find_target(target).limits(arch)
+    limits = asked.limits(arch)
     fixed = parse_values(job.get("fix") or (), kernel.space(target, workloads[0], limits), "--fix")
     spaces = [kernel.space(target, workload, limits).restricted(fixed) for workload in workloads]
     initial_points = read_initial_points(job.get("start") or (), kernel, target, spaces, db)
@@ -242,7 +335,8 @@ def configure(job: dict[str, Any], db: str) -> RunSpec:
         workloads=workloads,
         sampler=sampler,
         seed=draw_seed(job.get("seed")),
-        builders=job.get("builders"),
+        builders=elsewhere.builders if elsewhere else job.get("builders"),
+        devices=elsewhere.devices if elsewhere else len(choose_devices(target, job.get("devices"))),
         budget=Budget(
             seconds=parse_duration(time) if time is not None else None, evaluations=evaluations, patience=patience
         ),

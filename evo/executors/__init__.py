@@ -1,8 +1,8 @@
 """Executors: where work runs. One module each, found by its name; it defines `EXECUTOR`, a function of target and
 configuration that opens one.
 
-Builds go wide over a pool of processes; one candidate at a time is measured on a device, in a process that dies with the one
-that breaks it.
+Builds go wide over a pool of processes; on each device one candidate at a time is measured, in a process that dies with the
+one that breaks it.
 """
 
 import sys
@@ -15,10 +15,12 @@ from typing import Protocol, cast
 import psutil
 
 from evo.discovery import find_plugin
+from evo.errors import UsageError
 from evo.evaluation import Build, Evaluation
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload
+from evo.problem.kernel import Limits, Workload
+from evo.targets import DeviceInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,9 @@ class ExecutorConfig:
 
     builders: int
     cache_dir: Path
+    devices: tuple[str, ...] = ("",)
+    """Identities of those that measure, as `Target.devices` has them; "" is whichever the target takes by itself. Where
+    there are none, nothing can be measured."""
     build_timeout_s: float = 30.0
     measure_timeout_s: float = 30.0
     """At most, for the gate and for the timing. What has taken twenty times as long as the median of its kind is ended
@@ -35,6 +40,8 @@ class ExecutorConfig:
     gate_floor_s: float = 1.0
     """A GPU may take a second to name a trap: with less it counts as a timeout."""
     timing_floor_s: float = 10.0
+    scheduler: str = ""
+    """Of the cluster, where there is one: its address, or a file that describes a cluster to start."""
     build_memory_bytes: int = field(default_factory=lambda: max(2 << 30, psutil.virtual_memory().total // 8))
     """Of a builder, and of each compiler that it starts."""
     candidate_memory_bytes: int = 1 << 30
@@ -57,8 +64,27 @@ class InFlight:
     """It has cost a process before, and is alone in a fresh one."""
 
 
+class AskedTarget(Protocol):
+    """What `evo.targets.Target` answers of the devices that measure, wherever they are."""
+
+    name: str
+
+    def device(self) -> DeviceInfo: ...
+
+    def limits(self, arch: str) -> Limits: ...
+
+    def runs(self, arch: str) -> str: ...
+
+    def compiler(self) -> str: ...
+
+
 class Executor(Protocol):
     """Safe to use from several threads."""
+
+    target: AskedTarget
+    builders: int
+    devices: int
+    """How many candidates are built at once, and how many measured."""
 
     def build(self, request: Request) -> Future[Build]:
         """Never fails for a fault of the candidate: that is a Build with another status."""
@@ -91,5 +117,8 @@ OpenExecutor = Callable[[str, ExecutorConfig], Executor]
 
 
 def find_executor(name: str) -> OpenExecutor:
-    """Raises UnknownNameError."""
-    return cast(OpenExecutor, find_plugin(sys.modules[__name__], "executor", name))
+    """Raises UnknownNameError; UsageError where what it needs is not installed."""
+    try:
+        return cast(OpenExecutor, find_plugin(sys.modules[__name__], "executor", name))
+    except ModuleNotFoundError as error:
+        raise UsageError(f"executor {name} needs {error.name}: pip install 'evo-kernels[{name}]'") from error

@@ -82,8 +82,8 @@ class Job:
 
     request: Request | RaceRequest
     future: Future[Any] = field(default_factory=Future)
-    fresh: bool = False
-    """It is to be done in a process that has not been used."""
+    generation: int = 0
+    """It is to be done in a process that was not used for one with a lower number."""
     attempts: int = 0
     """Those that have come to nothing."""
     lost_s: dict[str, float] = field(default_factory=dict)
@@ -109,6 +109,10 @@ class Device:
         self._posted: deque[Job] = deque()
         self._timeouts: dict[tuple[str, Workload, str], AdaptiveTimeout] = {}
         self._current: Job | None = None
+        self.generation = 0
+        """That of the last job that was posted."""
+        self._used_up = False
+        """The job that is posted is of a later generation than the process."""
 
     @property
     def posted(self) -> int:
@@ -127,9 +131,11 @@ class Device:
             self._worker.post(make_ready, data, answered=False)
 
     def post(self, job: Job) -> None:
-        """Behind those posted before, of which there may be none if the job needs a fresh process."""
+        """Behind those posted before, of which there may be none if the job is of a later generation."""
+        self._used_up = job.generation > self.generation
+        self.generation = job.generation
         self._posted.append(job)
-        if self._worker is not None and not job.fresh:
+        if self._worker is not None and not self._used_up:
             self._worker.post(judge, job.request)
 
     def finish(self) -> None:
@@ -177,8 +183,8 @@ class Device:
         none. Raises DeviceError if the device does not answer in a fresh process either, UsageError if the data do not
         fit."""
         self._current = job
-        if job.fresh:
-            job.fresh = False
+        if self._used_up:
+            self._used_up = False
             self._end_worker()
         if self._worker is None:
             self._worker = self._next_worker(job)
@@ -193,13 +199,13 @@ class Device:
                 return None
             hint = _HINT if loss.status is Status.TIMEOUT and not self._host_code else ""
             log = f"the device process {loss}{hint}"
-            return self._lost(job, worker, _failure(job.request, loss.status, log, worker.found))
+            return self._lost(job, worker, failure(job.request, loss.status, log, worker.found))
         except EngineError as error:
             if not _JUDGED & worker.spent_s.keys():
                 raise
             # Where a candidate ran, nothing can be said to be evo's own fault.
             log = f"in its process {str(error).partition(chr(10))[0]}"
-            return self._lost(job, worker, _failure(job.request, Status.CRASH, log, worker.found))
+            return self._lost(job, worker, failure(job.request, Status.CRASH, log, worker.found))
         job.failed = False
         status = result.status if isinstance(result, Evaluation) else Status.CRASH
         if result.device_lost or status is Status.OUT_OF_MEMORY:
@@ -281,7 +287,7 @@ class Device:
                 self._timeout(job.request, "timing").note(result.timing_seconds)
 
 
-def _failure(
+def failure(
     request: Request | RaceRequest, status: Status, log: str, gated: object = None
 ) -> Evaluation | RaceResult:
     """The result where a candidate has cost the process. gated: what the gate had found of it before."""
@@ -321,8 +327,10 @@ class _State:
 _state = _State()
 
 
-def prepare_device(target: str, scratch: Path, memory_bytes: int) -> None:
-    """Opens nothing yet."""
+def prepare_device(target: str, scratch: Path, memory_bytes: int, device: str = "") -> None:
+    """Opens nothing yet. device: the only one that the process is to see, by its identity; all, if that is empty."""
+    if device:
+        find_target(target).restrict([device])
     confine(scratch, limit_files=find_target(target).shares_cores)
     adopt_orphans()
     end_with_command()
@@ -428,6 +436,6 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
             try:
                 open_device()
             except DeviceError:
-                return _failure(request, Status.LAUNCH_ERROR, text)
+                return failure(request, Status.LAUNCH_ERROR, text)
             raise
-        return _failure(request, status, text)
+        return failure(request, status, text)

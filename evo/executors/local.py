@@ -1,7 +1,7 @@
-"""Runs work on this machine: builders, and a device worker that gates and times one candidate after another.
+"""Runs work on this machine: builders, and for each device a worker that gates and times one candidate after another.
 
 What is decided here is the order of things: measurements one behind the other, and turns where building and timing would
-share cores. Each builder has a thread, and so has the device; what happens to a process is seen to in its thread.
+share cores. Each builder has a thread, and so has each device; what happens to a process is seen to in its thread.
 """
 
 import os
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ class LocalExecutor:
 
     def __init__(self, target: str, config: ExecutorConfig) -> None:
         self._target, self._config = target, config
-        self._turns = find_target(target).shares_cores
+        self.target, self.builders, self.devices = find_target(target), config.builders, len(config.devices)
+        self._turns = self.target.shares_cores
         start_server()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
         self._workers: set[Worker] = set()
@@ -48,7 +50,7 @@ class LocalExecutor:
         self._closed = False
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        """Guards all of this object but the device, and tells the device's thread that something has changed."""
+        """Guards all of this object but the devices, and tells their threads that something has changed."""
         self._may_build = threading.Condition(lock)
         """Tells builders the same. A build wakes one of them, and a measurement none."""
         self._builds: deque[Job] = deque()
@@ -61,12 +63,16 @@ class LocalExecutor:
         """Of all that were submitted."""
         self._measuring = False
         """It is the device's turn."""
-        self._renewed = False
-        self._device = Device(self._start_device, config, host_code=self._turns)
-        self._threads = [threading.Thread(target=self._serve_device, name="evo-device", daemon=True)]
-        for place in range(config.builders):
-            name = f"evo-builder-{place}"
-            self._threads.append(threading.Thread(target=self._serve_builds, args=(place,), name=name, daemon=True))
+        self._generation = 0
+        """How often the devices' processes have been renewed."""
+        self._devices = [
+            Device(partial(self._start_device, name), config, host_code=self._turns) for name in config.devices
+        ]
+        serving: list[tuple[str, Callable[..., None], object]] = [
+            *((f"evo-device-{place}", self._serve_device, device) for place, device in enumerate(self._devices)),
+            *((f"evo-builder-{place}", self._serve_builds, place) for place in range(config.builders)),
+        ]
+        self._threads = [threading.Thread(target=f, name=name, args=(of,), daemon=True) for name, f, of in serving]
         for thread in self._threads:
             thread.start()
 
@@ -76,19 +82,17 @@ class LocalExecutor:
         return self._submit(self._builds, Job(request=request))
 
     def measure(self, request: Request) -> Future[Evaluation]:
-        return self._submit(self._measurements, Job(request=request))
+        return self._submit(self._measurements, Job(request=request, generation=self._generation))
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
-        return self._submit(self._measurements, Job(request=request))
+        return self._submit(self._measurements, Job(request=request, generation=self._generation))
 
     def renew_device(self) -> None:
-        with self._changed:
-            self._renewed = True
+        self._generation += 1
 
     def in_flight(self) -> tuple[InFlight, ...]:
         now = time.monotonic()
-        device = self._device.in_flight()
-        found = [device] if device is not None else []
+        found = [work for device in self._devices if (work := device.in_flight()) is not None]
         for at, worker in zip(self._building_at, self._builders, strict=True):
             if at is not None:
                 request, since_s = at
@@ -123,11 +127,9 @@ class LocalExecutor:
         job.future.add_done_callback(self._outstanding.discard)
         with self._changed:
             self._outstanding.add(job.future)
-            if queue is self._measurements:
-                job.fresh, self._renewed = self._renewed, False
             if self._first is None:
                 self._first = job.request
-                self._changed.notify()
+                self._changed.notify_all()
             if self._closed:
                 job.future.cancel()
             queue.append(job)
@@ -147,28 +149,29 @@ class LocalExecutor:
             self._workers = {w for w in self._workers if not w.ended} | {worker}
             return worker
 
-    def _start_device(self) -> Worker:
-        arguments = (self._target, self._scratch, self._config.candidate_memory_bytes)
+    def _start_device(self, name: str) -> Worker:
+        arguments = (self._target, self._scratch, self._config.candidate_memory_bytes, name)
         return self._start_worker(prepare_device, arguments, candidates=self._turns)
 
-    # -- the device's thread ------------------------------------------------------------------------------------------
+    # -- the devices' threads -----------------------------------------------------------------------------------------
 
-    def _serve_device(self) -> None:
-        self._device.open()
+    def _serve_device(self, device: Device) -> None:
+        device.open()
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._first is not None)
         if self._first is not None and not self._turns:
-            self._device.make_ready(self._first.data)  # while the first candidate is built
+            device.make_ready(self._first.data)  # while the first candidate is built
         while True:
-            while self._device.posted < _AHEAD and (job := self._take(wait=self._device.posted == 0)) is not None:
-                self._device.post(job)
-            if self._device.posted == 0:
+            while device.posted < _AHEAD and (job := self._take(device.generation, wait=device.posted == 0)) is not None:
+                device.post(job)
+            if device.posted == 0:
                 break
-            self._device.finish()
-        self._device.close()
+            device.finish()
+        device.close()
 
-    def _take(self, *, wait: bool) -> Job | None:
-        """The next measurement, if one may begin. wait: until one may; None only when closed."""
+    def _take(self, generation: int, *, wait: bool) -> Job | None:
+        """The next measurement, if one may begin for a device of that generation. wait: until one may; None only when
+        closed."""
         with self._changed:
             while True:
                 if wait and self._measuring and not self._measurements:
@@ -179,8 +182,12 @@ class LocalExecutor:
                 if self._closed or may_begin or not wait:
                     break
                 self._changed.wait()
-            if self._closed or not may_begin or (self._measurements[0].fresh and not wait):
+            if self._closed or not may_begin:
                 return None
+            if not wait:  # ahead of its turn: not what another device could begin with now
+                idle = sum(device.posted == 0 for device in self._devices)
+                if len(self._measurements) <= idle or self._measurements[0].generation > generation:
+                    return None
             self._measuring = True
             return self._measurements.popleft()
 

@@ -462,6 +462,6 @@ def _beats_incumbent(own: Timing, timings: Sequence[Timing]) -> bool:
     return median(a / b for a, b in zip(own.samples_us, incumbent.samples_us, strict=True)) < 1.0
 
 
-def default_max_in_flight(builders: int) -> int:
-    """Enough to keep the builders and the device busy, few enough to learn from."""
-    return max(8, 2 * builders)
+def default_max_in_flight(builders: int, devices: int = 1) -> int:
+    """Enough to keep the builders and the devices busy, few enough to learn from."""
+    return max(8, 2 * builders, builders + 2 * devices)

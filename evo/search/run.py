@@ -21,9 +21,9 @@ from itertools import islice, product
 from pathlib import Path
 
 from evo import __version__
-from evo.errors import EvoError, StoreError, TemplateError, UsageError, error_line
+from evo.errors import DeviceError, EvoError, StoreError, TemplateError, UsageError, error_line
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Check, Evaluation, Status, Timing
-from evo.executors import Executor, ExecutorConfig, find_executor
+from evo.executors import AskedTarget, Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.measure.clock import noise_floor
@@ -32,7 +32,7 @@ from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
 from evo.search.loop import WITHIN, Budget, Observer, Search, StopReason, default_max_in_flight
 from evo.search.tasks import TaskExecutor, tasks_of
-from evo.targets import Target, answers, find_target
+from evo.targets import answers, find_target
 
 _FINALISTS = 8
 _FINALS_BATCHES = 3
@@ -119,6 +119,7 @@ def plan_run(
     budget: Budget,
     seed: int,
     builders: int | None = None,
+    devices: int = 1,
     sampler: str = "evolution",
     sampler_options: Mapping[str, object] | None = None,
     fixed: Mapping[str, Value] | None = None,
@@ -128,8 +129,8 @@ def plan_run(
     name: str | None = None,
 ) -> RunSpec:
     """The record from which `execute` can start, and start again. kernel: name, or path of its folder. builders: of the
-    executor, if not as many as the target leaves cores for. cover: few variants are to serve all workloads.
-    finalists: of each workload.
+    executor, if not as many as the target leaves cores for beside so many devices. cover: few variants are to serve all
+    workloads. finalists: of each workload.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
     """
@@ -140,7 +141,7 @@ def plan_run(
         arch=arch,
         sampler=sampler,
         seed=seed,
-        max_in_flight=default_max_in_flight(builders or _default_builders(target)),
+        max_in_flight=default_max_in_flight(builders or _default_builders(target, devices), devices),
         workloads=workloads,
         options={
             "sampler": dict(sampler_options or {}),
@@ -176,10 +177,43 @@ def check_default(executor: Executor, spec: RunSpec) -> None:
             )
 
 
-def open_executor(target: str, cache_dir: Path, builders: int | None = None) -> closing[Executor]:
-    """Worker processes that start at once: they take seconds to get ready, so open this before anything slow."""
-    config = ExecutorConfig(cache_dir=cache_dir, builders=builders or _default_builders(target))
-    return closing(find_executor("local")(target, config))
+def open_executor(
+    target: str,
+    cache_dir: Path,
+    builders: int | None = None,
+    devices: str | None = None,
+    *,
+    name: str = "local",
+    scheduler: str = "",
+) -> closing[Executor]:
+    """Worker processes that start at once: they take seconds to get ready, so open this before anything slow.
+
+    devices: as `choose_devices` has them. scheduler: see `ExecutorConfig`; a cluster's workers have builders and devices of
+    their own.
+    """
+    config = ExecutorConfig(cache_dir=cache_dir, builders=builders or 1, scheduler=scheduler)
+    if not scheduler:
+        chosen = choose_devices(target, devices)
+        config = replace(config, builders=builders or _default_builders(target, len(chosen)), devices=chosen)
+    return closing(find_executor(name)(target, config))
+
+
+def choose_devices(target: str, devices: str | None) -> tuple[str, ...]:
+    """Those that candidates are measured on: all that this process sees, or the first of them where none are named.
+
+    devices: "all", or indices, which `Target.restrict` has been told of. Raises DeviceError where one is missing, or where
+    they are not of one kind: their times do not compare.
+    """
+    if devices is None:
+        return ("",)
+    found = find_target(target).devices()
+    asked = len(found) if devices == "all" else len(devices.split(","))
+    if len(found) < asked:
+        there = f"{len(found)} of its devices answer" if len(found) > 1 else "one of its devices answers"
+        raise DeviceError(f"--devices {devices}: {there} on target {target}, counted from 0")
+    if len(kinds := set(found.values())) > 1:
+        raise DeviceError(f"--devices {devices}: their times do not compare, as they are {' and '.join(sorted(kinds))}")
+    return tuple(found) if asked > 1 else ("",)
 
 
 def execute(
@@ -481,12 +515,13 @@ def _ratio(timing: Timing | None) -> float:
 # -- what a run begins with --------------------------------------------------------------------------------------
 
 
-def _default_builders(target: str) -> int:
-    """Builders beside the device process: all cores but one; all where they take turns anyway, or nothing can be timed."""
+def _default_builders(target: str, devices: int = 1) -> int:
+    """Builders beside the devices' processes: all cores but one for each; all where they take turns anyway, or nothing can
+    be timed."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if find_target(target).shares_cores or not answers(target):
         return cores
-    return max(1, min(cores - 1, 32))
+    return max(1, min(cores - devices, 32 * devices))
 
 
 _MOST_WORKLOADS = 256
@@ -517,7 +552,7 @@ def check_workloads(kernel: Kernel, target: str, texts: Sequence[str], grids: Se
     return found
 
 
-def describe_environment(target: Target) -> Environment:
+def describe_environment(target: AskedTarget) -> Environment:
     """Device, driver, compilers and library versions as they are now. Raises DeviceError."""
     info = target.device()
     return Environment(

@@ -15,7 +15,6 @@ from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Limits, load_kernel
 from evo.problem.space import Space
-from evo.targets import find_target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class TaskExecutor(TaskData):
 
     @cached_property
     def limits(self) -> Limits:
-        return find_target(self.target).limits(self.arch)
+        return self.executor.target.limits(self.arch)
 
     @cached_property
     def space(self) -> Space:

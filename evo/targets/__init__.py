@@ -145,7 +145,16 @@ class Target(Protocol):
     """True where building and timing compete for the same cores and must take turns."""
 
     def device(self) -> DeviceInfo:
-        """The device of this machine. Raises DeviceError, with the remedy, if there is none."""
+        """The first device that this process sees. Raises DeviceError, with the remedy, if there is none."""
+        ...
+
+    def devices(self) -> dict[str, str]:
+        """All of them, in their order: the name of each, by an identity that no other has. Raises DeviceError."""
+        ...
+
+    def restrict(self, devices: Sequence[str]) -> None:
+        """From now on this process, and each that it starts, sees these devices alone, in this order: indices among those
+        that it saw, or identities. It must not have asked for any before. Raises DeviceError for an index that none has."""
         ...
 
     def limits(self, arch: str) -> Limits:

@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,13 @@ class CpuTarget:
         limits = _machine("native")
         details = {"cores": str(limits.multiprocessors), "cache_bytes": str(limits.cache_bytes)}
         return DeviceInfo(name=model(), arch="native", driver=platform.release(), details=details)
+
+    def devices(self) -> dict[str, str]:
+        return {"0": model()}
+
+    def restrict(self, devices: Sequence[str]) -> None:
+        if list(devices) != ["0"]:
+            raise DeviceError(f"the cpu target has one device, 0, and not {', '.join(devices)}: all cores together")
 
     def limits(self, arch: str) -> Limits:
         """Cores this process may use, and their last-level cache. Raises DeviceError for an unknown arch."""

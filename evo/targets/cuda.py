@@ -5,8 +5,10 @@ the driver compiles when it loads it, for any GPU at least as new.
 """
 
 import importlib.util
+import os
 import re
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -23,6 +25,8 @@ from evo.runtime.package import Unavailable
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._machine_code import code_hash, triggers_dependents
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 class CudaTarget:
     """The methods are those of `evo.targets.Target`."""
@@ -35,6 +39,19 @@ class CudaTarget:
         """GPU 0 of those that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError if it or PyTorch cannot be
         used."""
         return device_info()
+
+    def devices(self) -> dict[str, str]:
+        api = driver()
+        count = _ask(api.cuDeviceGetCount(), "how many GPUs there are")
+        found = [_ask(api.cuDeviceGet(i), f"GPU {i}") for i in range(count)]
+        return {_identity(device): _name(device) for device in found}
+
+    def restrict(self, devices: Sequence[str]) -> None:
+        """The driver reads the variable when it is initialised, and numbers what it finds there anew."""
+        seen = os.environ.get(_VISIBLE, "").split(",")
+        if seen != [""] and (beyond := [d for d in devices if d.isdigit() and int(d) >= len(seen)]):
+            raise DeviceError(f"there is no GPU {beyond[0]}: {_VISIBLE} leaves {len(seen)}, counted from 0")
+        os.environ[_VISIBLE] = ",".join(seen[int(d)] if d.isdigit() and seen != [""] else d for d in devices)
 
     @staticmethod
     @cache
@@ -189,6 +206,15 @@ def _device() -> Any:
     return _ask(driver().cuDeviceGet(0), "a GPU")
 
 
+def _name(device: Any) -> str:
+    found = _ask(driver().cuDeviceGetName(128, device), "the device's name")
+    return str(found.split(b"\0")[0].decode())
+
+
+def _identity(device: Any) -> str:
+    return f"GPU-{uuid.UUID(bytes=bytes(_ask(driver().cuDeviceGetUuid(device), 'an identity').bytes))}"
+
+
 def _attribute(name: str) -> int:
     api = driver()
     attribute = getattr(api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -219,7 +245,7 @@ def device_limits(arch: str) -> Limits:
 def device_info() -> DeviceInfo:
     """Raises DeviceError if the GPU does not answer or this PyTorch cannot use it."""
     api, device = driver(), _device()
-    name = _ask(api.cuDeviceGetName(128, device), "the device's name").split(b"\0")[0].decode()
+    name = _name(device)
     memory = _ask(api.cuDeviceTotalMem(device), "the device's memory")
     cuda = ".".join(map(str, driver_version()))
     details = {

@@ -17,6 +17,10 @@ from evo.measure import RaceRequest, RaceResult
 from evo.problem.kernel import Workload
 from tests.toy_kernel import WORKLOAD, build_request, measure_request, write_kernel
 
+CLUSTER = """
+cluster: distributed.LocalCluster
+options: {n_workers: 1, threads_per_worker: 3, resources: {device: 1}, dashboard_address: ":0"}
+"""
 MODES = ("honest", "wrong", "compile_error", "no_entry", "abort")
 PATIENCE_S = 250.0
 
@@ -28,10 +32,16 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=plugin_names(evo.executors))
 def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
-    config = ExecutorConfig(builders=1, cache_dir=tmp_path_factory.mktemp("cache"), gate_floor_s=6)
-    opened = find_executor(request.param)("cpu", config)
+    opened = find_executor(request.param)("cpu", config(tmp_path_factory.mktemp("cache")))
     yield opened
     opened.close()
+
+
+def config(folder: Path) -> ExecutorConfig:
+    """With a cluster of one worker, for an executor that needs one."""
+    cluster = folder / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    return ExecutorConfig(builders=1, cache_dir=folder, gate_floor_s=6, scheduler=str(cluster))
 
 
 def built(executor: Executor, kernel: Path, mode: str) -> Build:
@@ -126,7 +136,7 @@ def test_data_that_cannot_be_made_are_an_error_and_cost_no_other_workload(execut
 
 @pytest.mark.parametrize("name", plugin_names(evo.executors))
 def test_closing_cancels_what_was_asked(name: str, kernel: Path, tmp_path: Path) -> None:
-    opened = find_executor(name)("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path))
+    opened = find_executor(name)("cpu", config(tmp_path))
     build = built(opened, kernel, "honest")
     futures = [opened.measure(measure_request(kernel, build, "honest")) for _ in range(20)]
     opened.close()

@@ -120,7 +120,7 @@ def test_a_candidate_that_prints_does_not_reach_the_terminal(tmp_path: Path) -> 
 
 
 def device_process(executor: LocalExecutor) -> int:
-    worker = executor._device._worker
+    worker = executor._devices[0]._worker
     return worker.pid
 
 

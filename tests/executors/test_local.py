@@ -170,7 +170,7 @@ def test_on_a_device_of_its_own_a_spare_process_takes_over_and_neighbours_are_no
         crowd = ["honest", "wrong", "abort", "late", "honest", "abort", "honest"]
         futures = [opened.measure(measure_request(folder, builds[m], m)) for m in crowd]
         found = [f.result(PATIENCE_S) for f in futures]
-        spare = opened._device._spare
+        spare = opened._devices[0]._spare
     finally:
         opened.close()
     expected = {"honest": Status.OK, "wrong": Status.WRONG, "abort": Status.TRAP, "late": Status.TRAP}
@@ -178,6 +178,35 @@ def test_on_a_device_of_its_own_a_spare_process_takes_over_and_neighbours_are_no
     assert [bool(m.timings) for m in found] == [m == "honest" for m in crowd]
     assert found[3].timing_seconds > 0
     assert spare.ended  # closed with the rest
+
+
+@pytest.mark.slow
+def test_two_devices_measure_at_once_and_both_are_renewed(
+    tmp_path: Path, kernel: Path, honest: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU stands in for both: only the executor is told that nothing shares the cores."""
+    monkeypatch.setattr(find_target("cpu"), "shares_cores", False)
+    config = ExecutorConfig(builders=1, cache_dir=tmp_path, devices=("", ""), measure_timeout_s=6, gate_floor_s=6)
+    opened = LocalExecutor("cpu", config)
+
+    def both_at_work() -> set[int]:
+        """The devices' processes."""
+        futures = [opened.measure(measure_request(kernel, spins, "spin", timed=False)) for _ in range(2)]
+        wait_until(lambda: [work.stage for work in opened.in_flight()] == ["gate", "gate"], "both devices are busy")
+        found = {device._worker.pid for device in opened._devices if device._worker is not None}
+        assert [f.result(PATIENCE_S).status for f in futures] == [Status.TIMEOUT] * 2
+        return found
+
+    try:
+        spins = opened.build(build_request(kernel, "spin")).result(PATIENCE_S)
+        first = both_at_work()
+        assert measure(opened, kernel, honest).status is Status.OK
+        opened.renew_device()
+        second = both_at_work()
+        assert len(first) == len(second) == 2
+        assert not first & second
+    finally:
+        opened.close()
 
 
 @pytest.mark.slow

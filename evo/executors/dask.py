@@ -1,0 +1,485 @@
+"""Runs work on the workers of a Dask cluster: builds wherever there are threads, measurements where there is a device.
+
+Each worker process of the cluster that is given a task opens a `LocalExecutor` of its own, so a candidate is built, judged
+and ended as it is on one machine. Dask carries requests and results, moves a binary to the device that wants it, once, and
+hands the work of a worker that is gone to another. A device is a resource of that name: `dask worker ADDRESS --nthreads 8
+--resources device=1` has one, and builds with the other seven threads.
+
+A connection that is lost is made again, and what was not answered is asked for again: each request has one answer. Builds
+and measurements may so be done twice; a second answer is dropped.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing.process
+import queue
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from distributed import Client, KilledWorker, get_worker
+from distributed.comm.core import CommClosedError
+
+from evo import __version__
+from evo.errors import DeviceError, EngineError, EvoError, UsageError, error_line
+from evo.evaluation import Build, Evaluation, Status
+from evo.executors import ExecutorConfig, InFlight
+from evo.executors._device import deliver, failure
+from evo.executors.local import LocalExecutor
+from evo.measure import RaceRequest, RaceResult, Request
+from evo.problem.kernel import Limits, find_kernel, kernel_digest
+from evo.targets import DeviceInfo, find_target
+
+DEVICE = "device"
+"""The resource of a worker that a measurement takes one of."""
+
+_ANSWER_S = 10.0
+"""How long a scheduler may take to answer at first, and to give a result that it has."""
+_STARTING_S = 60.0
+"""How long the first worker with a device may take to come."""
+_AWAY_S = 600.0
+"""How long a search waits for a scheduler, or for a worker with a device, that is gone."""
+_TICK_S = 1.0
+_KEPT_BUILDS = 256
+"""Whose binaries stay on the workers that have them."""
+
+_ELSEWHERE = Build(status=Status.CRASH, arch="", compiler="", source_digest="")
+"""In place of a build that goes another way."""
+
+_LOST = (CancelledError, CommClosedError, TimeoutError, OSError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Setup:
+    """What a worker needs to know of a search."""
+
+    session: str
+    """No other has it."""
+    target: str
+    version: str
+    config: ExecutorConfig
+    """`cache_dir`, `builders` and `devices` are the worker's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Files:
+    """The folder of a kernel that workers may not have."""
+
+    name: str
+    digest: str
+    content: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class _Job:
+    """A request and the future that waits for its result; the task of the cluster that is at it."""
+
+    request: Request | RaceRequest
+    building: bool
+    generation: int = 0
+    future: Future[Any] = field(default_factory=Future)
+    task: Any = None
+    since_s: float = field(default_factory=time.monotonic)
+
+
+class DaskExecutor:
+    """See `evo.executors.Executor`."""
+
+    def __init__(self, target: str, config: ExecutorConfig) -> None:
+        """Raises UsageError, DeviceError if the cluster cannot be used."""
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said here
+        self._setup = _Setup(session=uuid.uuid4().hex, target=target, version=__version__, config=config)
+        self._cluster, self._address = _cluster(config.scheduler)
+        self._client: Any = _connect(self._address)
+        self._lock = threading.RLock()
+        self._jobs: set[_Job] = set()
+        self._generation = 0
+        self._closed = False
+        self._done: queue.Queue[tuple[_Job, Any]] = queue.Queue()
+        self._builds: OrderedDict[int, tuple[Build, Any]] = OrderedDict()
+        """By identity, with the task of the cluster whose result it is: whoever needs a binary has it from the worker that has it."""
+        self._folders: dict[str, Any] = {}
+        try:
+            self.builders, self.devices = self._wait_for_workers()
+            self.target = _RemoteTarget(target, self._ask)
+        except BaseException:
+            self._end_cluster()
+            raise
+        self._thread = threading.Thread(target=self._settle_all, name="evo-dask", daemon=True)
+        self._thread.start()
+
+    # -- the seam -----------------------------------------------------------------------------------------------------
+
+    def build(self, request: Request) -> Future[Build]:
+        return self._submit(_Job(request=request, building=True))
+
+    def measure(self, request: Request) -> Future[Evaluation]:
+        return self._submit(_Job(request=request, building=False, generation=self._generation))
+
+    def race(self, request: RaceRequest) -> Future[RaceResult]:
+        return self._submit(_Job(request=request, building=False, generation=self._generation))
+
+    def renew_device(self) -> None:
+        self._generation += 1
+
+    def in_flight(self) -> tuple[InFlight, ...]:
+        """Those that were asked for; the cluster does not tell which of them have begun."""
+        now = time.monotonic()
+        with self._lock:
+            jobs = [job for job in self._jobs if isinstance(job.request, Request)]
+        found = [
+            InFlight(
+                genome=job.request.genome,
+                workload=job.request.workload,
+                stage="build" if job.building else "ready",
+                seconds=now - job.since_s,
+                left_s=None,
+            )
+            for job in jobs
+            if isinstance(job.request, Request)
+        ]
+        return tuple(sorted(found, key=lambda work: -work.seconds))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            jobs = list(self._jobs)
+        for job in jobs:
+            job.future.cancel()
+        self._thread.join()
+        with suppress(Exception):  # a cluster that is gone has nothing left to end
+            self._client.cancel([job.task for job in jobs if job.task is not None])
+            self._client.run(_end_session, self._setup.session, on_error="ignore")
+        self._end_cluster()
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def _submit(self, job: _Job) -> Future[Any]:
+        with self._lock:
+            if self._closed:
+                job.future.cancel()
+                return job.future
+            self._jobs.add(job)
+            self._send(job)
+        return job.future
+
+    def _send(self, job: _Job) -> None:
+        """Asks the cluster. Where it cannot be asked now, that is done when the connection is back."""
+        with self._lock, suppress(*_LOST, RuntimeError, ValueError):
+            setup, request = self._setup, job.request
+            folder = self._folder(request.kernel)
+            if job.building:
+                task: Any = self._client.submit(_build, setup, folder, request, pure=False)
+            else:
+                builds = [self._place_of(build) for build in _builds_of(request)]
+                bare = _with_builds(request, [_ELSEWHERE] * len(builds))
+                arguments = (setup, folder, bare, builds, job.generation)
+                task = self._client.submit(_measure, *arguments, pure=False, resources={DEVICE: 1}, priority=1)
+            job.task = task
+            task.add_done_callback(lambda done: self._done.put((job, done)))
+
+    def _settle_all(self) -> None:
+        away_s, looked_s = None, 0.0
+        while not self._closed:
+            with suppress(queue.Empty):
+                self._settle(*self._done.get(timeout=_TICK_S))
+                continue
+            now = time.monotonic()
+            if now - looked_s < 5 * _TICK_S and self._client.status == "running":
+                continue
+            looked_s = now
+            missing = self._missing()
+            away_s = None if not missing else away_s or now
+            if away_s is not None and now - away_s > _AWAY_S:
+                self._give_up(f"{missing}, for {_AWAY_S:.0f} s now; what was found so far is kept: resume when it is back")
+
+    def _missing(self) -> str:
+        """What keeps the search from going on; empty if nothing does. Connects anew where that is needed."""
+        if self._client.status in ("closed", "closing"):
+            try:
+                self._client = _connect(self._address)
+            except EvoError as error:
+                return str(error)
+            with self._lock:
+                self._builds.clear()
+                self._folders.clear()
+                for job in self._jobs:
+                    self._send(job)
+        if self._client.status != "running":
+            return f"the scheduler at {self._address} does not answer"
+        waits = any(not job.building for job in list(self._jobs))
+        return f"no worker of the scheduler at {self._address} has a device" if waits and not self._workers()[1] else ""
+
+    def _give_up(self, reason: str) -> None:
+        with self._lock:
+            jobs, self._jobs = list(self._jobs), set()
+        for job in jobs:
+            deliver(job.future, DeviceError(reason))
+
+    def _settle(self, job: _Job, task: Any) -> None:
+        """Tells a result; asks again for what was lost with a worker, the scheduler or the connection."""
+        if job.task is not task:
+            return  # it was asked again since
+        result: object
+        try:
+            result = task.result(timeout=_ANSWER_S)
+        except KilledWorker as error:
+            result = _lost(job, f"every worker that was at this was lost: {error_line(str(error))}")
+        except _LOST:
+            if self._client.status == "running":
+                self._send(job)
+            return
+        except EvoError as error:
+            result = error
+        except Exception as error:  # of a cluster, or of a worker that lacks what it needs
+            result = EngineError(f"a worker of {self._address} fails: {type(error).__name__}: {error}")
+        with self._lock:
+            self._jobs.discard(job)
+            if isinstance(result, Build) and result.binary is not None:
+                self._keep(result, task)
+        deliver(job.future, result)
+
+    # -- what stays on the workers ------------------------------------------------------------------------------------
+
+    def _keep(self, build: Build, task: Any) -> None:
+        self._builds[id(build)] = build, task
+        self._builds.move_to_end(id(build))
+        while len(self._builds) > _KEPT_BUILDS:
+            self._builds.popitem(last=False)
+
+    def _place_of(self, build: Build) -> Any:
+        """The task whose result it is; one that makes it from what is sent along, where there is none."""
+        _, task = self._builds.get(id(build), (None, None))
+        if task is None:
+            task = self._client.submit(_same, build, pure=False)
+        self._keep(build, task)
+        return task
+
+    def _folder(self, kernel: str) -> Any:
+        """What workers find the kernel by."""
+        if kernel not in self._folders:
+            folder = find_kernel(kernel)
+            parts = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+            content = tuple((str(p.relative_to(folder)), p.read_bytes()) for p in parts)
+            files = _Files(name=kernel, digest=kernel_digest(folder), content=content)
+            self._folders[kernel] = self._client.submit(_same, files, pure=False)
+        return self._folders[kernel]
+
+    # -- the cluster --------------------------------------------------------------------------------------------------
+
+    def _workers(self) -> tuple[int, int]:
+        """Threads that build, and devices, of all workers."""
+        found = self._client.scheduler_info(n_workers=-1)["workers"].values()
+        devices = sum(int(worker["resources"].get(DEVICE, 0)) for worker in found)
+        return max(1, sum(worker["nthreads"] for worker in found) - devices), devices
+
+    def _wait_for_workers(self) -> tuple[int, int]:
+        """Raises DeviceError if none comes that has a device, UsageError for one of another version."""
+        deadline = time.monotonic() + _STARTING_S
+        while not (found := self._workers())[1]:
+            if time.monotonic() > deadline:
+                raise DeviceError(
+                    f"no worker of the scheduler at {self._address} has a device: start one beside each, with"
+                    f" dask worker {self._address} --nthreads 8 --resources {DEVICE}=1"
+                )
+            time.sleep(0.1)
+        for worker, answer in self._client.run(_version, on_error="return").items():
+            if isinstance(answer, Exception):
+                raise DeviceError(f"the worker at {worker} cannot import evo ({answer}): install evo {__version__} there")
+            _check_version(answer, worker)
+        return found
+
+    def _ask(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """What a worker with a device answers. Raises what the function raises."""
+        return self._client.submit(function, *arguments, pure=False, resources={DEVICE: 1}).result(timeout=_STARTING_S)
+
+    def _end_cluster(self) -> None:
+        with suppress(Exception):
+            self._client.close(timeout=_ANSWER_S)
+        if self._cluster is not None:
+            with suppress(Exception):
+                self._cluster.close(timeout=_ANSWER_S)
+
+
+class _RemoteTarget:
+    """See `evo.executors.AskedTarget`. Each question is asked once."""
+
+    def __init__(self, name: str, ask: Callable[..., Any]) -> None:
+        self.name = name
+        self._answer = cache(lambda question, *arguments: ask(_question, name, question, *arguments))
+
+    def device(self) -> DeviceInfo:
+        return cast(DeviceInfo, self._answer("device"))
+
+    def limits(self, arch: str) -> Limits:
+        return cast(Limits, self._answer("limits", arch))
+
+    def runs(self, arch: str) -> str:
+        return cast(str, self._answer("runs", arch))
+
+    def compiler(self) -> str:
+        return cast(str, self._answer("compiler"))
+
+
+def _cluster(scheduler: str) -> tuple[Any, str]:
+    """A cluster that is started, if a file describes one, and the address of its scheduler. Raises UsageError."""
+    if not scheduler:
+        raise UsageError("--executor dask needs --scheduler tcp://HOST:8786, or --cluster FILE.yaml, which starts a cluster")
+    if not scheduler.endswith((".yaml", ".yml")):
+        return None, scheduler
+    try:
+        job = yaml.safe_load(Path(scheduler).read_text())
+        module, _, name = job["cluster"].rpartition(".")
+        cluster = getattr(importlib.import_module(module), name)(**job.get("options", {}))
+        if "workers" in job:
+            cluster.scale(job["workers"])
+    except Exception as error:  # of whichever class of cluster
+        said = f"{type(error).__name__}: {error_line(str(error))}"
+        raise UsageError(
+            f"--cluster {scheduler} starts no cluster ({said}): it needs cluster: distributed.LocalCluster or another class,"
+            " options: its arguments, workers: how many"
+        ) from error
+    return cluster, cluster.scheduler_address
+
+
+def _connect(address: str) -> Any:
+    """A client. Raises DeviceError."""
+    make: Any = Client
+    try:
+        return make(address, timeout=_ANSWER_S, set_as_default=False, name="evo")
+    except Exception as error:  # a name that no resolver knows, a port that nobody listens at, a certificate
+        said = error_line(str(error)) or type(error).__name__
+        raise DeviceError(f"the scheduler at {address} does not answer ({said})") from error
+
+
+def _builds_of(request: Request | RaceRequest) -> list[Build]:
+    """Those that it is sent with."""
+    if isinstance(request, RaceRequest):
+        return [build for _, _, build in request.contenders]
+    beside = request.incumbent.build if request.incumbent is not None else None
+    return [build for build in (request.build, beside) if build is not None]
+
+
+def _with_builds(request: Any, builds: list[Build]) -> Any:
+    """The request with these in place of `_builds_of`."""
+    rest = iter(builds)
+    if isinstance(request, RaceRequest):
+        return replace(request, contenders=tuple((name, genome, next(rest)) for name, genome, _ in request.contenders))
+    incumbent, build = request.incumbent, next(rest) if request.build is not None else None
+    if incumbent is not None and incumbent.build is not None:
+        incumbent = replace(incumbent, build=next(rest))
+    return replace(request, build=build, incumbent=incumbent)
+
+
+def _lost(job: _Job, log: str) -> Build | Evaluation | RaceResult:
+    if job.building:
+        assert isinstance(job.request, Request)
+        return Build(status=Status.CRASH, arch=job.request.arch, compiler="", source_digest="", log=log)
+    return failure(job.request, Status.CRASH, log)
+
+
+def _check_version(version: str, worker: str) -> None:
+    if version != __version__:
+        raise UsageError(f"the worker at {worker} has evo {version}, and this is {__version__}: install the same there")
+
+
+# -- in a worker of the cluster -------------------------------------------------------------------------------------
+
+_opening = threading.Lock()
+_open: dict[str, tuple[LocalExecutor, list[int]]] = {}
+"""By session: its executor, and the generation of its devices."""
+_folders: dict[str, Path] = {}
+"""Of kernels, by their digests."""
+
+
+def _version() -> str:
+    return __version__
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _question(target: str, question: str, *arguments: str) -> Any:
+    return getattr(find_target(target), question)(*arguments)
+
+
+def _executor(setup: _Setup, generation: int) -> LocalExecutor:
+    """Raises UsageError, DeviceError."""
+    with _opening:
+        if setup.session not in _open:
+            worker = get_worker()
+            _check_version(setup.version, worker.address)
+            # A nanny's worker may have no children, lest they outlive it; these end with it (`end_with_command`).
+            getattr(multiprocessing.process.current_process(), "_config")["daemon"] = False  # noqa: B009
+            count = int(worker.state.total_resources.get(DEVICE, 0))
+            devices = ("",) if count == 1 else tuple(find_target(setup.target).devices())[:count] if count else ()
+            if len(devices) < count:
+                raise DeviceError(f"the worker at {worker.address} offers {count} devices, and has {len(devices)}")
+            config = replace(
+                setup.config,
+                cache_dir=_local_folder() / "cache",
+                builders=max(1, worker.state.nthreads - count),
+                devices=devices,
+            )
+            for session in list(_open):
+                _open.pop(session)[0].close()
+            _open[setup.session] = LocalExecutor(setup.target, config), [0]
+        executor, seen = _open[setup.session]
+        if generation > seen[0]:
+            seen[0] = generation
+            executor.renew_device()
+        return executor
+
+
+def _end_session(session: str) -> None:
+    with _opening:
+        if session in _open:
+            _open.pop(session)[0].close()
+
+
+def _local_folder() -> Path:
+    return Path(get_worker().local_directory) / "evo"
+
+
+def _local(request: Any, files: _Files) -> Any:
+    """The request with the kernel as this worker finds it. Raises UsageError if what it shares with others differs here."""
+    with _opening:
+        if files.digest not in _folders:
+            folder = _local_folder() / files.digest / Path(files.name).name
+            for name, data in files.content:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(data)
+            if kernel_digest(folder) != files.digest:
+                raise UsageError(
+                    f"the worker at {get_worker().address} has other templates than this machine, which kernel"
+                    f" {files.name!r} shares: install the same evo there"
+                )
+            _folders[files.digest] = folder
+        return replace(request, kernel=str(_folders[files.digest]))
+
+
+def _build(setup: _Setup, files: _Files, request: Request) -> Build:
+    return _executor(setup, 0).build(_local(request, files)).result()
+
+
+def _measure(setup: _Setup, files: _Files, request: Any, builds: list[Build], generation: int) -> Any:
+    executor = _executor(setup, generation)
+    asked = _with_builds(_local(request, files), builds)
+    return (executor.race if isinstance(request, RaceRequest) else executor.measure)(asked).result()
+
+
+EXECUTOR = DaskExecutor
