@@ -22,6 +22,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.search.loop import Budget
 from evo.search.run import plan_run
+from evo.targets import find_target
 
 
 def random_search(kernel: str, evaluations: int = 20, name: str | None = None) -> RunSpec:
@@ -77,6 +78,8 @@ def timing(workload: str, ratio: float, contender: str = "candidate", protocol: 
 
 class LandscapeExecutor:
     """Results arrive in an order of chance: `delays` seeds it. Nothing else depends on it. change: what is made of them."""
+
+    target = find_target("cpu")
 
     def __init__(
         self, delays: int, longest_s: float = 0.004, change: Callable[[Any, Any], Any] = lambda request, found: found

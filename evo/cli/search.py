@@ -129,7 +129,7 @@ def open_workers(target: str, db: str, job: Mapping[str, Any] | None = None) -> 
     if scheduler and scheduler.startswith("tcp://") and not _LOOPBACK.match(scheduler):
         typer.echo(
             f"evo: the scheduler at {scheduler} is used without TLS: whoever reaches it or its workers can run code there,"
-            " and read what is sent (docs/clusters.md)",
+            " and read what is sent (docs/scaling.md)",
             err=True,
         )
     return open_executor(

@@ -90,6 +90,7 @@ class _Job:
     generation: int = 0
     future: Future[Any] = field(default_factory=Future)
     task: Any = None
+    """None where it is to be asked for again."""
     since_s: float = field(default_factory=time.monotonic)
 
 
@@ -108,7 +109,7 @@ class DaskExecutor:
         self._closed = False
         self._done: queue.Queue[tuple[_Job, Any]] = queue.Queue()
         self._builds: OrderedDict[int, tuple[Build, Any]] = OrderedDict()
-        """By identity, with the task of the cluster whose result it is: whoever needs a binary has it from the worker that has it."""
+        """By identity, with the task of the cluster whose result it is: a binary goes from worker to worker."""
         self._folders: dict[str, Any] = {}
         try:
             self.builders, self.devices = self._wait_for_workers()
@@ -192,15 +193,14 @@ class DaskExecutor:
             task.add_done_callback(lambda done: self._done.put((job, done)))
 
     def _settle_all(self) -> None:
-        away_s, looked_s = None, 0.0
+        away_s, next_s = None, 0.0
         while not self._closed:
             with suppress(queue.Empty):
                 self._settle(*self._done.get(timeout=_TICK_S))
-                continue
             now = time.monotonic()
-            if now - looked_s < 5 * _TICK_S and self._client.status == "running":
+            if now < next_s:
                 continue
-            looked_s = now
+            next_s = now + _TICK_S
             missing = self._missing()
             away_s = None if not missing else away_s or now
             if away_s is not None and now - away_s > _AWAY_S:
@@ -217,9 +217,13 @@ class DaskExecutor:
                 self._builds.clear()
                 self._folders.clear()
                 for job in self._jobs:
-                    self._send(job)
+                    job.task = None
         if self._client.status != "running":
             return f"the scheduler at {self._address} does not answer"
+        with self._lock:
+            for job in self._jobs:
+                if job.task is None:
+                    self._send(job)
         waits = any(not job.building for job in list(self._jobs))
         return f"no worker of the scheduler at {self._address} has a device" if waits and not self._workers()[1] else ""
 
@@ -239,8 +243,10 @@ class DaskExecutor:
         except KilledWorker as error:
             result = _lost(job, f"every worker that was at this was lost: {error_line(str(error))}")
         except _LOST:
-            if self._client.status == "running":
-                self._send(job)
+            with self._lock:  # what else lay there may be lost, too
+                job.task = None
+                self._builds.clear()
+                self._folders.clear()
             return
         except EvoError as error:
             result = error

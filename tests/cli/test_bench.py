@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def test_a_genome_goes_without_what_an_architecture_lacks(capsys: pytest.Capture
     space = kernel.space("cuda", workload, find_target("cuda").limits("sm_90"))
     early = Genome.of(space.complete({"launch": "programmatic", "block_n": 128}))
     large = Genome.of(space.complete({"launch": "plain", "block_n": 256, "k_stages": 2, "v_stages": 2}))
-    task = TaskExecutor(executor=NONE, kernel="attention", target="cuda", arch="sm_90", workload=workload, seed=1)
+    task = TaskExecutor(executor=idle("cuda"), kernel="attention", target="cuda", arch="sm_90", workload=workload, seed=1)
     found = list(_for_each([("early", early), ("large", large)], task, ["sm_90", "compute_89"]))
     assert [(name, arch) for name, arch, _ in found] == [("early", "sm_90"), ("early", "compute_89"), ("large", "sm_90")]
     assert found[0][2] == early
@@ -44,8 +45,11 @@ def test_a_genome_goes_without_what_an_architecture_lacks(capsys: pytest.Capture
     assert told.endswith("it is not timed there\n")
 
 
-NONE: Any = None
-"""The executor: nothing is run."""
+def idle(target: str) -> Any:
+    """An executor of which nothing is run."""
+    return SimpleNamespace(target=find_target(target))
+
+
 HERE = find_target("cpu").device().name
 
 
@@ -66,7 +70,7 @@ def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: st
 
 def contenders(kernel: Kernel, db: str) -> list[str]:
     place, workload = str(kernel.folder), kernel.example("cpu")
-    task = TaskExecutor(executor=NONE, kernel=place, target="cpu", arch="native", workload=workload, seed=1)
+    task = TaskExecutor(executor=idle("cpu"), kernel=place, target="cpu", arch="native", workload=workload, seed=1)
     return [name for name, _ in _contenders(task, db)]
 
 

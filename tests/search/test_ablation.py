@@ -98,6 +98,8 @@ def test_an_end_that_cannot_be_timed_is_said(tmp_path: Path) -> None:
 class Noisy:
     """An executor on whose machine something disturbs so many of twelve rounds of each race; then those of the last."""
 
+    target = find_target("cpu")
+
     def __init__(self, *disturbed: int) -> None:
         self._disturbed, self.races = disturbed, 0
 

@@ -1,0 +1,192 @@
+"""A search on a Dask cluster loses and doubles nothing, whatever happens to its workers, its scheduler and the network."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+import evo
+from tests.toy_kernel import TEMPLATE, write_kernel
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 200.0
+_ANCHOR = "    const float factor"
+_SETTINGS = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "8s", "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "20"}
+
+
+def wait_until(happened: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
+        time.sleep(0.05)
+
+
+class Wire:
+    """A way to a port of this machine that can be cut."""
+
+    def __init__(self, port: int) -> None:
+        self._to, self._ends = port, list[socket.socket]()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.socket()
+                if far.connect_ex(("127.0.0.1", self._to)):
+                    near.close()
+                    far.close()
+                    continue
+                self._ends += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _carry(source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                to.sendall(data)
+        for end in (source, to):
+            end.close()
+
+    def cut(self) -> None:
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+
+class Cluster:
+    """A scheduler and workers, each a process of its own, as they are started on several machines."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.address, self.wire = f"tcp://127.0.0.1:{self.port}", Wire(self.port)
+        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def _start(self, what: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self._folder / "log.txt").open("ab") as log:
+            command = [sys.executable, "-m", "distributed.cli.dask_" + what, *arguments]
+            return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **_SETTINGS}, cwd=self._folder)
+
+    def add_worker(self) -> None:
+        options = ("--nthreads", "2", "--resources", "device=1", "--no-dashboard")
+        self.workers.append(self._start("worker", self.address, *options))
+
+    def worker_processes(self) -> list[psutil.Process]:
+        """Those that nannies have started, and start again."""
+        found = []
+        for nanny in self.workers:
+            with suppress(psutil.Error):
+                found += [p for p in psutil.Process(nanny.pid).children() if "spawn_main" in " ".join(p.cmdline())]
+        return found
+
+    def restart(self) -> None:
+        """The scheduler; its workers end with it, and are started again by what started them."""
+        self.scheduler.kill()
+        self.scheduler.wait()
+        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
+        for worker in self.workers.copy():
+            worker.wait(PATIENCE_S)
+            self.workers.remove(worker)
+            self.add_worker()
+
+    def close(self) -> None:
+        self.wire.close()
+        for process in (*self.workers, self.scheduler):
+            with suppress(psutil.Error):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    opened = Cluster(tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With 48 points, each of which has machine code of its own."""
+    own = "    volatile int mode = {{ p.mode[1:] }}; (void)mode;\n"
+    modes = tuple(f"m{i}" for i in range(12))
+    return write_kernel(tmp_path_factory.mktemp("kernels") / "toy", modes, template=TEMPLATE.replace(_ANCHOR, own + _ANCHOR))
+
+
+def candidates(db: Path) -> list[int]:
+    """The orders of those that are recorded."""
+    with closing(sqlite3.connect(db)) as connection, suppress(sqlite3.OperationalError):  # no table yet
+        return [order for (order,) in connection.execute('select "order" from candidate order by 1')]
+    return []
+
+
+def test_a_search_survives_what_happens_to_workers_scheduler_and_network(
+    cluster: Cluster, kernel: Path, tmp_path: Path
+) -> None:
+    db = tmp_path / "lineage.db"
+    for _ in range(3):
+        cluster.add_worker()
+
+    def search() -> None:
+        evo.search(
+            kernel,
+            target="cpu",
+            scheduler=cluster.wire.address,
+            evaluations=36,
+            seed=3,
+            finalists=1,
+            name="cut",
+            db=db,
+            progress=False,
+        )
+
+    searching = threading.Thread(target=search, daemon=True)
+    searching.start()
+
+    def wait_for(more: int, what: str) -> None:
+        before = len(candidates(db))
+        wait_until(lambda: len(candidates(db)) >= before + more, f"the search goes on {what}")
+
+    draw = random.Random(1)
+    wait_for(3, "at first")
+    for _ in range(3):
+        draw.choice(cluster.worker_processes()).kill()
+        wait_for(1, "after a worker was killed")
+    draw.choice(cluster.worker_processes()).send_signal(signal.SIGSTOP)
+    wait_for(10, "beside a worker that hangs")  # more than are in flight
+    cluster.wire.cut()
+    wait_for(1, "after the network was cut")
+    cluster.restart()
+    wait_for(10, "after the scheduler was started again")
+    searching.join(PATIENCE_S)
+    assert not searching.is_alive()
+    assert candidates(db) == list(range(36))
+    evo.resume("cut", evaluations=37, db=db, progress=False)  # replays: other proposals would be refused
+    assert candidates(db) == list(range(37))
