@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evo.cli import run
-from evo.cli.search import read_job
+from evo.cli.search import read_jobs
 from evo.export.flashinfer_bench import import_workloads
 from evo.problem.kernel import load_kernel
 from tests.ended import run_here
@@ -153,10 +153,10 @@ def test_the_command_writes_jobs_that_search_takes(tmp_path: Path, capsys: pytes
     printed = capsys.readouterr()
     assert "left out: rms: no kernel here computes op_type 'rmsnorm'" in printed.err
     assert f"evo search {out / 'data-layernorm.toml'}" in printed.out
-    job = read_job(out / "data-layernorm.toml")
+    job = read_jobs(out / "data-layernorm.toml")[0]
     assert (job["kernel"], job["target"], job["budget"]) == ("layernorm", "cuda", "30s")
     assert [KERNELS[0].workload("cuda", text).dim("rows") for text in job["workloads"]] == [7, 9]
-    (text,) = read_job(out / "data-attention.toml")["workloads"]
+    (text,) = read_jobs(out / "data-attention.toml")[0]["workloads"]
     assert KERNELS[1].workload("cuda", text).dim("heads") == 32
     assert run(["import-workloads", str(folder), "--out", str(tmp_path / "others"), "--kernel", "layernorm", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -137,10 +137,14 @@ def open_workers(target: str, db: str, job: Mapping[str, Any] | None = None) -> 
     )
 
 
+def _is_elsewhere(job: Mapping[str, Any]) -> bool:
+    return job.get("executor") not in (None, "local") or bool(job.get("scheduler") or job.get("cluster"))
+
+
 @contextmanager
 def open_elsewhere(job: Mapping[str, Any], db: str) -> Iterator[Executor | None]:
     """The workers of a cluster, which is asked what its devices are; None where the search is on this machine."""
-    if job.get("executor") in (None, "local") and not (job.get("scheduler") or job.get("cluster")):
+    if not _is_elsewhere(job):
         yield None
         return
     dtypes = load_kernel(job["kernel"]).dtypes
@@ -200,16 +204,45 @@ def search(
     json: Json = False,
 ) -> None:
     """Search for faster variants of a kernel."""
-    job: dict[str, Any] = {"kernel": kernel}
-    if kernel.endswith(".toml"):
-        job = _typed(context, Path(kernel))
-        sampler_options = [*(job["sampler_options"] or ()), *(sampler_options or ())]
-    job |= {name: value for name, value in context.params.items() if name != "kernel" and value not in (None, ())}
-    job["sampler_options"] = _parse_sampler_options(sampler_options or ())
+    from_file = kernel.endswith(".toml")
+    jobs: list[dict[str, Any]] = _typed(context, Path(kernel)) if from_file else [{"kernel": kernel}]
+    typed = {name: value for name, value in context.params.items() if name != "kernel" and value not in (None, ())}
+    if len(jobs) > 1 and (name or export):
+        raise UsageError(f"--name and --export are for one search, and {kernel} holds {len(jobs)}")
+    for job in jobs:
+        options = [*(job.get("sampler_options") or ()), *(sampler_options or ())]
+        job |= typed | {"sampler_options": _parse_sampler_options(options)}
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
-    with open_search(job, db) as (store, run, workers):
-        _carry_out(store, run, workers, json=json, export=export, db=db)
+    if len(jobs) > 1:
+        for job in jobs:  # what the last one lacks is said before the first one takes its hours
+            if not _is_elsewhere(job):
+                configure(job, db)
+    records, again = list[dict[str, Any]](), command_line(db, "search", kernel) if len(jobs) > 1 else None
+    for job in jobs:
+        begun = _begun(job.get("name"), db) if from_file and not name else None
+        if begun is not None and begun.status is RunStatus.FINISHED:
+            typer.echo(f"evo: run {begun.name} of {kernel} is finished: evo show {begun.name}", err=True)
+            continue
+        opened = open_again(begun.name, db, None, None, job) if begun else open_search(job, db)
+        with opened as (store, run, workers):
+            records.append(
+                _carry_out(store, run, workers, json=json, export=export, db=db, resumed=begun is not None, again=again)
+            )
+    if json:
+        print_json(records[0] if len(jobs) == 1 and records else {"searches": records})
+    if not all(map(_has_winner, records)):
+        raise typer.Exit(1)
+
+
+def _begun(name: str | None, db: str) -> StoredRun | None:
+    """The run of that name, if the database has one."""
+    if name is None or ("://" not in db and not Path(db).exists()):
+        return None
+    with Store.open(db, write=False) as store, suppress(UsageError):
+        found = store.run(name)
+        return found if found.name == name else None
+    return None
 
 
 @contextmanager
@@ -254,7 +287,11 @@ def resume(
         check_replaceable(export, "module")  # before the budget is spent
     place = {"devices": devices, "executor": executor, "scheduler": scheduler, "cluster": cluster}
     with open_again(run, db, budget, evaluations, place) as (store, stored, workers):
-        _carry_out(store, stored, workers, json=json, export=export, db=db, resumed=True)
+        record = _carry_out(store, stored, workers, json=json, export=export, db=db, resumed=True)
+    if json:
+        print_json(record)
+    if not _has_winner(record):
+        raise typer.Exit(1)
 
 
 def create_run(store: Store, spec: RunSpec, executor: Executor) -> StoredRun:
@@ -421,38 +458,78 @@ def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[Ma
     return [r.parameters for r in records]
 
 
-def read_job(path: Path) -> dict[str, Any]:
-    """The [search] table of a job file, a TOML file; its keys are the parameters of `evo search`. Raises UsageError."""
+class Job(dict[str, Any]):
+    """A search of a job file: its keys are the parameters of `evo search`."""
+
+    def __init__(self, keys: Mapping[str, Any], path: Path, lines: Sequence[str], first: int) -> None:
+        """lines: of the file, counted from 1; first: that on which this search begins."""
+        super().__init__(keys)
+        self._path, self._lines, self._first = path, lines, first
+
+    def wrong(self, key: str | None, said: str) -> UsageError:
+        """With the line of the key, or that on which the search begins."""
+        own = range(self._first, len(self._lines))
+        sets_it = re.compile(rf"\s*(search\.)?[\"']?{key}[\"']?\s*[.=]|\s*\[\[?search\.{key}\]")
+        line = next((n for n in own if key and sets_it.match(self._lines[n])), self._first - 1)
+        return UsageError(f"job file {self._path}, line {line + 1}: {said}")
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """The searches of a job file, a TOML file with one table [search] or several [[search]]: those of the highest priority
+    first. Raises UsageError."""
     try:
-        document = tomllib.loads(path.read_text())
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text).get("search")
     except FileNotFoundError:
         raise UsageError(f"job file {path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise UsageError(f"job file {path} cannot be read: {error}") from error
-    job = document.get("search")
-    if not isinstance(job, dict) or "kernel" not in job:
-        raise UsageError(f"job file {path} needs a table [search] with at least: kernel = \"layernorm\"")
-    return job
+    tables = found if isinstance(found, list) else [found]
+    lines = text.splitlines()
+    begins = [n for n, line in enumerate(lines, 1) if re.match(r"\s*\[\[?\s*search\s*\]", line)] or [1]
+    jobs, named = list[Job](), dict[str, int]()
+    for number, table in enumerate(tables):
+        first = begins[min(number, len(begins) - 1)]
+        if not isinstance(table, dict) or "kernel" not in table:
+            raise UsageError(
+                f"job file {path}, line {first}: it needs a table [search], or several [[search]], each with at least:"
+                ' kernel = "layernorm"'
+            )
+        job = Job(table, path, lines, first)
+        if not isinstance(job.get("priority", 0), int | float):
+            raise job.wrong("priority", f"priority must be a number, got {job['priority']!r}")
+        if len(tables) > 1 and not isinstance(job.get("name"), str):
+            raise job.wrong("name", "of several searches each needs a name, by which it is continued after an interruption")
+        if (name := str(job.get("name"))) in named and len(tables) > 1:
+            raise job.wrong("name", f"the search that begins on line {named[name]} is called {name!r}, too")
+        named[name] = first
+        jobs.append(job)
+    return sorted(jobs, key=lambda job: -job.pop("priority", 0))
 
 
-def _typed(context: typer.Context, path: Path) -> dict[str, Any]:
-    """The parameters of `evo search` as if what a job file says had been typed. Raises UsageError."""
-    job = read_job(path)
+def _typed(context: typer.Context, path: Path) -> list[dict[str, Any]]:
+    """The parameters of `evo search` as if what a job file says had been typed, for each of its searches. Raises
+    UsageError."""
     options: dict[str, Any] = {str(p.name): p for p in context.command.params if p.name not in _NOT_IN_JOBS}
-    words = [str(job.pop("kernel"))]
-    for key, value in job.items():
-        if key not in options:
-            raise UsageError(f"job file {path}: unknown key {key!r}; known: {', '.join(sorted(options))}")
-        kind: Any = dict if key == "sampler_options" else list if options[key].multiple else (str, int, float)
-        if not isinstance(value, kind):
-            wanted = "a table" if kind is dict else "a list" if kind is list else "a single value"
-            raise UsageError(f"job file {path}: {key} must be {wanted}, got {value!r}")
-        values = [f"{k}={v}" for k, v in value.items()] if kind is dict else value if kind is list else [value]
-        words += [f"{options[key].opts[0]}={one}" for one in values]
-    try:
-        return context.command.make_context("search", words).params
-    except typer.BadParameter as error:
-        raise UsageError(f"job file {path}: {error.format_message()}") from None
+    typed = []
+    for job in read_jobs(path):
+        words = [str(job["kernel"])]
+        for key, value in job.items():
+            if key == "kernel":
+                continue
+            if key not in options:
+                raise job.wrong(key, f"unknown key {key!r}; known: {', '.join(sorted([*options, 'priority']))}")
+            kind: Any = dict if key == "sampler_options" else list if options[key].multiple else (str, int, float)
+            if not isinstance(value, kind):
+                wanted = "a table" if kind is dict else "a list" if kind is list else "a single value"
+                raise job.wrong(key, f"{key} must be {wanted}, got {value!r}")
+            values = [f"{k}={v}" for k, v in value.items()] if kind is dict else value if kind is list else [value]
+            words += [f"{options[key].opts[0]}={one}" for one in values]
+        try:
+            typed.append(context.command.make_context("search", words).params)
+        except typer.BadParameter as error:
+            raise job.wrong(str(error.param.name) if error.param else None, error.format_message()) from None
+    return typed
 
 
 _NOT_IN_JOBS = {"kernel", "export", "db", "json"}
@@ -467,14 +544,16 @@ def _carry_out(
     export: Path | None,
     db: str,
     resumed: bool = False,
-) -> None:
-    """Searches, shows how it goes and what was found, and exports the winners. resumed: the run had begun before."""
+    again: str | None = None,
+) -> dict[str, Any]:
+    """Searches, shows how it goes and what was found unless that is to be JSON, and exports the winners. Returns what was
+    found. resumed: the run had begun before; again: the command that continues it, if it is not `evo resume`."""
     console = make_console()
     console.quiet = json
     before = {"candidates": find_run(store, run.name).evaluations, "search_s": round(run.elapsed_s, 2)} if resumed else None
     outcome = follow(store, run, executor, console, resumed=resumed)
     if outcome is None:
-        command = command_line(db, "resume", run.name)
+        command = again or command_line(db, "resume", run.name)
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
     kernel = load_kernel(run.spec.kernel)
@@ -485,12 +564,13 @@ def _carry_out(
         from evo.cli.export import export_run
 
         record["export"] = [str(p) for p in export_run(store, run.name, export, db)]
-    if json:
-        print_json(record)
-    else:
+    if not json:
         print_outcome(console, record, found, kernel, db)
-    if not outcome.has_winner:
-        raise typer.Exit(1)
+    return record
+
+
+def _has_winner(record: Mapping[str, Any]) -> bool:
+    return any(workload["winner"] for workload in record["workloads"])
 
 
 def follow(

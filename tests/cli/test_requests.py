@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evo.cli.options import parse_duration
-from evo.cli.search import read_job
+from evo.cli.search import read_jobs
 from evo.errors import DeviceError
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
@@ -96,14 +96,19 @@ def test_a_bad_request_is_one_sentence_and_exit_code_2(here: Any, tmp_path: Path
 
 
 JOB = '[search]\nkernel = "layernorm"\n'
+ONE_OF = '[[search]]\nkernel = "layernorm"\n'
 JOBS = {
     "not TOML": ("[search\n", "cannot be read"),
     "no table": ('kernel = "layernorm"\n', "needs a table [search]"),
-    "no kernel": ("[search]\nseed = 1\n", "needs a table [search] with at least: kernel"),
+    "no kernel": ("[search]\nseed = 1\n", "[[search]], each with at least: kernel"),
     "unknown key": (f"{JOB}sed = 1\n", "unknown key 'sed'; known: arch, budget"),
     "not of a job": (f'{JOB}db = "x"\n', "unknown key 'db'"),
     "kernel": ("[search]\nkernel = 7\n", "unknown kernel '7'"),
-    "seed": (f'{JOB}seed = "x"\n', "job.toml: Invalid value for '--seed': "),
+    "seed": (f'{JOB}seed = "x"\n', "job.toml, line 3: Invalid value for '--seed': "),
+    "of two": (f'{ONE_OF}name = "a"\n[[search]]\nname = "b"\n', "job.toml, line 4: it needs a table [search]"),
+    "nameless": (ONE_OF * 2, "line 1: of several searches each needs a name"),
+    "one name": (f'{ONE_OF}name = "a"\n' * 2, "line 6: the search that begins on line 1 is called 'a', too"),
+    "priority": (f'{JOB}priority = "high"\n', "line 3: priority must be a number, got 'high'"),
     "negative": (f"{JOB}seed = -1\n", "seed must be a whole number from 0 to 9223372036854775807, got -1"),
     "true": (f"{JOB}seed = true\n", "Invalid value for '--seed': "),
     "workloads": (f'{JOB}workloads = "abc"\n', "workloads must be a list, got 'abc'"),
@@ -134,13 +139,13 @@ SHIPPED = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
 def test_a_shipped_job_is_one_that_can_be_searched(path: Path) -> None:
-    job = read_job(path)
-    kernel = load_kernel(job["kernel"])
-    texts, grids = job.get("workloads", ()), job.get("cover", ())
-    assert texts or grids
-    assert len(check_workloads(kernel, job["target"], texts, grids)) >= len(texts) + len(grids)
-    assert job.get("sampler", "evolution") in sampler_names()
-    assert parse_duration(job["budget"]) > 0
+    for job in read_jobs(path):
+        kernel = load_kernel(job["kernel"])
+        texts, grids = job.get("workloads", ()), job.get("cover", ())
+        assert texts or grids
+        assert len(check_workloads(kernel, job["target"], texts, grids)) >= len(texts) + len(grids)
+        assert job.get("sampler", "evolution") in sampler_names()
+        assert parse_duration(job["budget"]) > 0
 
 
 @pytest.mark.parametrize(

@@ -235,13 +235,31 @@ def test_candidates_that_are_wrong_only_when_timed_are_not_said_to_have_failed_t
 # -- interruptions ------------------------------------------------------------------------------------------
 
 
+QUEUE = """
+[[search]]
+name = "short"
+kernel = "./toy"
+target = "cpu"
+evaluations = 2
+[[search]]
+name = "long"
+priority = 1
+kernel = "./toy"
+target = "cpu"
+evaluations = 64
+seed = 5
+sampler = "random"
+"""
+
+
 def stored(folder: Path) -> dict[int, str]:
     path = folder / "runs" / "lineage.db"
     if not path.exists():
         return {}
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
-        rows: Sequence[Any] = connection.execute('select "order", genome_digest, status from candidate').fetchall()
+        query = 'select "order", genome_digest, candidate.status from candidate join run on run.id = run_id where name = ?'
+        rows: Sequence[Any] = connection.execute(query, ("long",)).fetchall()
     except sqlite3.OperationalError:  # not yet made
         return {}
     finally:
@@ -256,19 +274,17 @@ def wait_for_candidates(folder: Path, count: int) -> None:
         time.sleep(0.02)
 
 
-def test_a_search_that_is_interrupted_or_killed_is_resumed_to_the_end(here: Any, tmp_path: Path) -> None:
+def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any, tmp_path: Path) -> None:
     write_kernel(tmp_path / "toy", ("honest", "wrong", *(f"like_honest_{i}" for i in range(20))))
-    process = evo_process(
-        "search", "./toy", "--target", "cpu", "--evaluations", "64", "--seed", "5", "--name", "long",
-        "--sampler", "random", cwd=tmp_path, process_group=0,
-    )  # fmt: skip
+    (tmp_path / "job.toml").write_text(QUEUE)
+    process = evo_process("search", "job.toml", cwd=tmp_path, process_group=0)
     try:
         wait_for_candidates(tmp_path, 3)
         os.killpg(process.pid, signal.SIGINT)  # as ^C does: to the command, its workers and their compilers
         out, err = process.communicate(timeout=PATIENCE_S)
         ended = Ended(process.returncode, out, err)
         assert ended.code == 130, err
-        assert ended.sentence.endswith("Continue with: evo resume long")
+        assert ended.sentence.endswith("Continue with: evo search job.toml")
         interrupted = stored(tmp_path)
         assert len(interrupted) < 64
         process = evo_process("resume", "long", cwd=tmp_path)
@@ -281,10 +297,15 @@ def test_a_search_that_is_interrupted_or_killed_is_resumed_to_the_end(here: Any,
         process.communicate()
     killed = stored(tmp_path)
     assert interrupted.items() <= killed.items()
-    ended = evo("resume", "long", "--json", cwd=tmp_path)
+    ended = evo("search", "job.toml", "--json", cwd=tmp_path)
     assert ended.code == 0, ended.err
-    assert ended.document["resumed_from"]["candidates"] == len(killed)
-    assert ended.document["candidates"] == 64
+    long, short = ended.document["searches"]
+    assert (long["run"], short["run"], short["candidates"]) == ("long", "short", 2)
+    assert long["resumed_from"]["candidates"] == len(killed)
+    assert long["candidates"] == 64
+    again = here("search", "job.toml")
+    assert again.code == 0
+    assert again.err.splitlines() == [f"evo: run {n} of job.toml is finished: evo show {n}" for n in ("long", "short")]
     after = stored(tmp_path)
     assert len(after) == 64
     assert killed.items() <= after.items()

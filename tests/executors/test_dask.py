@@ -151,7 +151,7 @@ def test_a_search_survives_what_happens_to_workers_scheduler_and_network(
     cluster: Cluster, kernel: Path, tmp_path: Path
 ) -> None:
     db = tmp_path / "lineage.db"
-    for _ in range(3):
+    for _ in range(2):
         cluster.add_worker()
 
     def search() -> None:
@@ -159,7 +159,7 @@ def test_a_search_survives_what_happens_to_workers_scheduler_and_network(
             kernel,
             target="cpu",
             scheduler=cluster.wire.address,
-            evaluations=36,
+            evaluations=24,
             seed=3,
             finalists=1,
             name="cut",
@@ -180,13 +180,13 @@ def test_a_search_survives_what_happens_to_workers_scheduler_and_network(
         draw.choice(cluster.worker_processes()).kill()
         wait_for(1, "after a worker was killed")
     draw.choice(cluster.worker_processes()).send_signal(signal.SIGSTOP)
-    wait_for(10, "beside a worker that hangs")  # more than are in flight
+    wait_for(8, "beside a worker that hangs")  # as many as are in flight: its own are among them
     cluster.wire.cut()
     wait_for(1, "after the network was cut")
     cluster.restart()
-    wait_for(10, "after the scheduler was started again")
+    wait_for(4, "after the scheduler was started again")
     searching.join(PATIENCE_S)
     assert not searching.is_alive()
-    assert candidates(db) == list(range(36))
-    evo.resume("cut", evaluations=37, db=db, progress=False)  # replays: other proposals would be refused
-    assert candidates(db) == list(range(37))
+    assert candidates(db) == list(range(24))
+    evo.resume("cut", evaluations=25, db=db, progress=False)  # replays: other proposals would be refused
+    assert candidates(db) == list(range(25))
