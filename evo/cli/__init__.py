@@ -16,7 +16,7 @@ _WORKING = frozenset({"search", "resume", "check", "bench"})
 
 _COMMANDS = {
     "search": ("search", "resume"),
-    "best": ("best", "runs", "compare", "show"),
+    "best": ("best", "runs", "watch", "compare", "show"),
     "analysis": ("lineage", "diff", "explain", "failures", "operators", "importance", "pareto"),
     "query": ("query",),
     "report": ("report", "dashboard"),

@@ -1,6 +1,7 @@
-"""evo best, runs, compare, show: what was found, what was searched, which run was better, and all that is known of one."""
+"""evo best, runs, watch, compare, show: what was found and searched, which run was better, all that is known of one."""
 
 import sys
+import time
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from typing import Annotated
@@ -11,15 +12,24 @@ from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord, read_source
 from evo.analysis.finals import Cover, Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
-from evo.analysis.runs import Best, ComparedRun, Comparison, ListedRun, SettingDifference, find_best, list_runs
+from evo.analysis.runs import (
+    Best,
+    ComparedRun,
+    Comparison,
+    ListedRun,
+    SettingDifference,
+    find_best,
+    find_run,
+    list_runs,
+)
 from evo.analysis.runs import compare as compare_runs
 from evo.analysis.times import RelativeTime
-from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line, make_console, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line, make_console, print_json
 from evo.cli.recorded import find_candidate, find_named
 from evo.cli.tables import Terminal, factor, figure, interval, marked, share, short_workload, speedup, time_cells
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import FINALIST, Timing
-from evo.lineage import RunStatus
+from evo.lineage import LATEST, RunStatus
 from evo.lineage.store import Store
 from evo.report.text import counted, duration, short, visible
 
@@ -90,6 +100,30 @@ def _say_marks(console: Terminal, found: Sequence[Best | ComparedRun], db: str) 
             "bold red",
         )
     console.say_disturbed(*(b.disturbed for b in found))
+
+
+def watch(run: RunName = LATEST, db: Db = DEFAULT_DB) -> None:
+    """Follow a search from another terminal until it ends: what is recorded, and what is best so far."""
+    console, told = make_console(), None
+    with Store.open(db, write=False) as store:
+        while True:
+            found = find_run(store, run)
+            run = found.name  # the latest may be another one by then
+            counts = ", ".join(f"{count} {status}" for status, count in found.counts.items())
+            line = f"{found.name}: {found.status}, {counted(found.evaluations, 'candidate')} ({counts or 'none yet'})"
+            if console.is_terminal:
+                console.clear()
+                console.say(line, "bold")
+                _print_best(console, find_best(store, run=run), db)
+            elif line != told:
+                console.say(line)
+            told = line
+            if found.status != RunStatus.RUNNING:
+                break
+            time.sleep(_WATCHED_EVERY_S if console.is_terminal else 60.0)
+
+
+_WATCHED_EVERY_S = 2.0
 
 
 def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:

@@ -3,9 +3,12 @@ tables or as JSON."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -22,6 +25,7 @@ from evo.analysis.runs import MILESTONES, read_history
 from evo.cli.best import print_finals
 from evo.cli.options import command_line
 from evo.cli.tables import Terminal, make_table, timing_record
+from evo.errors import UsageError
 from evo.evaluation import PASSED, Costs, Status, Timing
 from evo.executors import InFlight
 from evo.lineage.models import public_id
@@ -33,6 +37,7 @@ from evo.search.loop import Budget, Improvement, Progress
 from evo.search.run import Finalist, Outcome
 
 LINE_EVERY_S = 5.0
+"""In the first minute; then a line a minute."""
 
 _REASON = 300
 """Characters of a reason that are printed."""
@@ -76,10 +81,43 @@ class PlainLines:
             gain = f"{1 / found.ratio:.3f}x PyTorch ({_interval(found)})"
             self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {gain}")
         self._improvements = len(progress.improvements)
-        if time.monotonic() - self._last >= LINE_EVERY_S:
+        if time.monotonic() - self._last >= (LINE_EVERY_S if progress.elapsed_s < 60 else 12 * LINE_EVERY_S):
             self._last = time.monotonic()
             waiting = _waiting(progress)
             self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}{waiting and f' | {waiting}'}")
+
+
+class JsonLog:
+    """Appends a line of JSON to a file for each thing that is said or found, and for how far the search is, as often as
+    `PlainLines` has it."""
+
+    def __init__(self, path: Path, workloads: Sequence[str]) -> None:
+        """Raises UsageError if the file cannot be written."""
+        self._path, self._workloads = path, workloads
+        self._improvements, self._last = 0, time.monotonic()
+        self._write("log", text="begun")
+
+    def _write(self, event: str, **more: Any) -> None:
+        record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **more}
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise UsageError(f"--log {self._path} cannot be written: {error.strerror}") from error
+
+    def say(self, text: str) -> None:
+        self._write("said", text=text)
+
+    def update(self, progress: Progress) -> None:
+        for found in progress.improvements[self._improvements :]:
+            workload, gain = self._workloads[found.task], 1 / found.ratio
+            self._write("better", elapsed_s=found.elapsed_s, workload=workload, order=found.order, speedup=gain)
+        self._improvements = len(progress.improvements)
+        if time.monotonic() - self._last >= (LINE_EVERY_S if progress.elapsed_s < 60 else 12 * LINE_EVERY_S):
+            self._last = time.monotonic()
+            status = {str(status): count for status, count in progress.by_status.items()}
+            under_way = {"building": progress.building, "measuring": progress.measuring}
+            self._write("progress", elapsed_s=progress.elapsed_s, finished=progress.finished, by_status=status, **under_way)
 
 
 class LiveScreen:

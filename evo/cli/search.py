@@ -1,5 +1,6 @@
 """evo search, evo resume, which `evo.api` shares; and what other commands that build and run candidates begin with."""
 
+import os
 import re
 import signal
 import threading
@@ -33,7 +34,7 @@ from evo.cli.options import (
     split_pair,
 )
 from evo.cli.recorded import find_winners, is_of
-from evo.cli.screen import LiveScreen, PlainLines, outcome_record, print_outcome
+from evo.cli.screen import JsonLog, LiveScreen, PlainLines, outcome_record, print_outcome
 from evo.cli.tables import Terminal, brief_workload
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import AskedTarget, Executor, find_executor
@@ -44,7 +45,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Space
 from evo.report.text import counted, duration
-from evo.search.loop import Budget, Search, StopReason
+from evo.search.loop import Budget, Progress, Search, StopReason
 from evo.search.run import (
     Outcome,
     check_default,
@@ -67,6 +68,7 @@ Scheduler = Annotated[
     str | None, typer.Option(help="Address of a Dask scheduler whose workers build and measure.", metavar="tcp://HOST:PORT")
 ]
 Cluster = Annotated[Path | None, typer.Option(help="A file that describes a Dask cluster to start.", metavar="FILE.yaml")]
+Log = Annotated[Path | None, typer.Option(help="Append what happens to this file, as JSON lines.", metavar="FILE")]
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.|\[::1\])")
 _CUDA_ARCH = re.compile(r"(sm|compute)_")
 
@@ -199,6 +201,7 @@ def search(
     cluster: Cluster = None,
     finalists: Annotated[int | None, typer.Option(help="Candidates that are timed again, paired.", min=1)] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    log: Log = None,
     export: Annotated[Path | None, typer.Option(help="Export the winners to this folder as a module.")] = None,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -227,8 +230,11 @@ def search(
         opened = open_again(begun.name, db, None, None, job) if begun else open_search(job, db)
         with opened as (store, run, workers):
             records.append(
-                _carry_out(store, run, workers, json=json, export=export, db=db, resumed=begun is not None, again=again)
-            )
+                _carry_out(
+                    store, run, workers, json=json, export=export, db=db, resumed=begun is not None, again=again,
+                    log=Path(job["log"]) if job.get("log") else None,
+                )
+            )  # fmt: skip
     if json:
         print_json(records[0] if len(jobs) == 1 and records else {"searches": records})
     if not all(map(_has_winner, records)):
@@ -278,6 +284,7 @@ def resume(
     executor: ExecutorName = None,
     scheduler: Scheduler = None,
     cluster: Cluster = None,
+    log: Log = None,
     export: Annotated[Path | None, typer.Option(help="Export the winners to this folder as a module.")] = None,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -287,7 +294,7 @@ def resume(
         check_replaceable(export, "module")  # before the budget is spent
     place = {"devices": devices, "executor": executor, "scheduler": scheduler, "cluster": cluster}
     with open_again(run, db, budget, evaluations, place) as (store, stored, workers):
-        record = _carry_out(store, stored, workers, json=json, export=export, db=db, resumed=True)
+        record = _carry_out(store, stored, workers, json=json, export=export, db=db, resumed=True, log=log)
     if json:
         print_json(record)
     if not _has_winner(record):
@@ -545,13 +552,14 @@ def _carry_out(
     db: str,
     resumed: bool = False,
     again: str | None = None,
+    log: Path | None = None,
 ) -> dict[str, Any]:
     """Searches, shows how it goes and what was found unless that is to be JSON, and exports the winners. Returns what was
     found. resumed: the run had begun before; again: the command that continues it, if it is not `evo resume`."""
     console = make_console()
     console.quiet = json
     before = {"candidates": find_run(store, run.name).evaluations, "search_s": round(run.elapsed_s, 2)} if resumed else None
-    outcome = follow(store, run, executor, console, resumed=resumed)
+    outcome = follow(store, run, executor, console, resumed=resumed, log=log)
     if outcome is None:
         command = again or command_line(db, "resume", run.name)
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
@@ -580,10 +588,11 @@ def follow(
     console: Terminal,
     *,
     resumed: bool = False,
-    ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    log: Path | None = None,
 ) -> Outcome | None:
     """Carries a run to its end and shows how it goes, unless the console is quiet. None: a signal has ended it in order, and
-    everything finished is stored. resumed: the run had begun before; ending: the signals that do so."""
+    everything finished is stored. resumed: the run had begun before; ending: the signals that do so; log: see `JsonLog`."""
     if resumed:
         kept = find_run(store, run.name).evaluations
         searched = duration(run.elapsed_s)
@@ -594,37 +603,53 @@ def follow(
     if console.is_terminal and not console.quiet:
         title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
         screen = LiveScreen(console, title, [*names.values()], Budget(**run.spec.budget))
+    shown = [screen, *([JsonLog(log, [*names.values()])] if log else [])]
+
+    def say(text: str) -> None:
+        for each in shown:
+            each.say(text)
+
+    def update(progress: Progress) -> None:
+        for each in shown:
+            each.update(progress)
+
     with screen:
-        screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
+        say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
             with _signals(ending) as searching:
 
                 def finals(workload: Workload) -> None:
                     searching.clear()
-                    screen.say(f"finals of {names[workload]} …")
+                    say(f"finals of {names[workload]} …")
 
-                outcome = execute(
-                    run, store, executor, screen.update, on_search=searching.append, on_finals=finals
-                )
+                outcome = execute(run, store, executor, update, on_search=searching.append, on_finals=finals)
         except KeyboardInterrupt:
-            return None
-    return None if outcome.reason is StopReason.INTERRUPTED else outcome
+            outcome = None
+    if outcome is not None and outcome.reason is StopReason.INTERRUPTED:
+        outcome = None
+    if log:
+        shown[-1].say(f"ended: {outcome.reason if outcome else StopReason.INTERRUPTED}")
+    return outcome
 
 
 @contextmanager
 def _signals(ending: Sequence[signal.Signals]) -> Iterator[list[Search]]:
     """A list for the search that the next of these signals ends in order. While none is in it, they raise
-    KeyboardInterrupt. Outside of the main thread, where no handler can be installed, signals are left alone."""
+    KeyboardInterrupt. Outside of the main thread, where no handler can be installed, signals are left alone; so is one that
+    is ignored, as nohup has it."""
     searching: list[Search] = []
 
     def stop(number: int, frame: object) -> None:
         if not searching:
             raise KeyboardInterrupt
         searching.pop().interrupt()
+        with suppress(OSError):  # the terminal may be gone
+            os.write(2, b"evo: ending when what is in flight is done; a second signal ends it at once\n")
 
     if threading.current_thread() is not threading.main_thread():
         ending = ()
-    before = {number: signal.signal(number, stop) for number in ending}
+    heeded = [number for number in ending if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield searching
     finally:

@@ -182,7 +182,7 @@ class Search:
         self.progress = Progress()
 
     def interrupt(self) -> None:
-        """Safe in a signal handler: the loop stops at its next step, with everything finished stored."""
+        """Safe in a signal handler: the loop begins nothing more, and stops when what is in flight is stored."""
         self._interrupted = True
 
     @property
@@ -214,20 +214,20 @@ class Search:
     def _advance(self) -> StopReason | None:
         """Asks and tells as far as results allow; the reason to stop, if there is one."""
         while True:
-            if self._interrupted:
-                return StopReason.INTERRUPTED
             asked = len(self._candidates)
+            if self._interrupted and self._told == asked:
+                return StopReason.INTERRUPTED
             # What is recorded is replayed whatever the budget says: the finals are about all of it.
             replaying = asked <= self._last_recorded
             if not replaying and self._started is None:
                 self._started, self.started_unix = time.monotonic(), time.time()
-            budget = self._budget
+            budget = self._budget if not self._interrupted else Budget(evaluations=asked)
             if not replaying and budget.seconds is not None and self.elapsed_s >= budget.seconds:
                 return StopReason.TIME
             if not replaying and budget.patience is not None and self._told_since_better >= budget.patience:
                 return StopReason.PATIENCE
             limit = budget.evaluations
-            may_ask = self._open_tasks and (replaying or limit is None or asked < limit)
+            may_ask = self._open_tasks and not self._interrupted and (replaying or limit is None or asked < limit)
             if may_ask and asked - self._told < self._max_in_flight:
                 self._ask()
             elif self._told < asked and self._candidates[self._told].status is not None:

@@ -249,6 +249,7 @@ target = "cpu"
 evaluations = 64
 seed = 5
 sampler = "random"
+log = "night.jsonl"
 """
 
 
@@ -284,7 +285,7 @@ def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any
         out, err = process.communicate(timeout=PATIENCE_S)
         ended = Ended(process.returncode, out, err)
         assert ended.code == 130, err
-        assert ended.sentence.endswith("Continue with: evo search job.toml")
+        assert err.strip().endswith("Continue with: evo search job.toml")
         interrupted = stored(tmp_path)
         assert len(interrupted) < 64
         process = evo_process("resume", "long", cwd=tmp_path)
@@ -303,6 +304,12 @@ def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any
     assert (long["run"], short["run"], short["candidates"]) == ("long", "short", 2)
     assert long["resumed_from"]["candidates"] == len(killed)
     assert long["candidates"] == 64
+    told = [json.loads(line) for line in (tmp_path / "night.jsonl").read_text().splitlines()]
+    assert [t["text"] for t in told if t["event"] == "log"] == ["begun"] * 2
+    ends = [t["text"] for t in told if t.get("text", "").startswith("ended")]
+    assert ends == ["ended: interrupted", "ended: evaluations done"]
+    assert any(t["event"] == "better" and t["order"] < 64 for t in told)
+    assert here("watch", "long").out.startswith("long: finished, 64 candidates (")
     again = here("search", "job.toml")
     assert again.code == 0
     assert again.err.splitlines() == [f"evo: run {n} of job.toml is finished: evo show {n}" for n in ("long", "short")]
