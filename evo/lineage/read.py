@@ -127,13 +127,18 @@ def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str
 
 @dataclass(frozen=True, kw_only=True)
 class Detail:
-    """What a row of `models.Detail` holds. log: of the build; remarks: of the compiler about the binary."""
+    """What a row of `models.Detail` holds. cases: of the gate, each with the fields of `Check` in their order. log: of the
+    build; remarks: of the compiler about the binary."""
 
     candidate_id: int
     round: int
-    checks: tuple[Check, ...]
+    cases: list[list[Any]]
     log: str = ""
     remarks: str = ""
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return tuple(Check(**dict(zip(CHECK_NAMES, case, strict=True))) for case in self.cases)
 
 
 def read_details(connection: Connection, *where: Any) -> Iterator[Detail]:
@@ -145,9 +150,7 @@ def read_details(connection: Connection, *where: Any) -> Iterator[Detail]:
     whole = select(d.candidate_id, d.round, d.data).where(d.base_id.is_(None))
     bases = {(key, round_): unpack(data) for key, round_, data in rows_of(connection, whole, needed, d.candidate_id)}
     for key, round_, base, data in rows:
-        told = json.loads(unpack(data, bases.get((base, round_))))
-        checks = tuple(Check(**dict(zip(CHECK_NAMES, check, strict=True))) for check in told.pop("checks"))
-        yield Detail(candidate_id=key, round=round_, checks=checks, **told)
+        yield Detail(candidate_id=key, round=round_, **json.loads(unpack(data, bases.get((base, round_)))))
 
 
 def _build(row: Any, detail: Detail) -> Build:

@@ -47,7 +47,7 @@ def _pack(connection: Connection) -> None:
 
 def _told(connection: Connection, first: int, last: int) -> dict[int, dict[int, Row]]:
     """What `detail` tells of candidates, by key and round."""
-    found: dict[int, dict[int, Row]] = defaultdict(lambda: defaultdict(lambda: {"checks": []}))
+    found: dict[int, dict[int, Row]] = defaultdict(lambda: defaultdict(lambda: {"cases": []}))
     builds = f"SELECT candidate_id, status, log, binary_log FROM build WHERE candidate_id BETWEEN {first} AND {last}"
     for key, status, log, remarks in connection.execute(text(builds)):
         remarks = (log if remarks is None else remarks) if status == Status.OK else ""
@@ -55,7 +55,7 @@ def _told(connection: Connection, first: int, last: int) -> dict[int, dict[int, 
     checks = 'SELECT candidate_id, round, "case", passed, error, allowed, torch_error, reason, seed FROM "check"'
     checks += f" WHERE candidate_id BETWEEN {first} AND {last} ORDER BY candidate_id, round, position"
     for key, round_, name, passed, *rest in connection.execute(text(checks)):
-        found[key][round_]["checks"].append([name, bool(passed), *rest])
+        found[key][round_]["cases"].append([name, bool(passed), *rest])
     return found
 
 

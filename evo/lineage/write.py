@@ -96,13 +96,13 @@ def insert_timings(
 def detail_row(bases: Bases, task: int, key: int, round_: int, told: Row) -> Row:
     """key, task: of the candidate. told: the fields of `evo.lineage.read.Detail` that are not in the row."""
     text = json.dumps(told, separators=(",", ":")).encode()
-    kind = f"detail {round_} {'gated' if told['checks'] else 'not built'}"
+    kind = f"detail {round_} {'gated' if told['cases'] else 'not built'}"
     base, data = bases.pack((kind, key // m.ORDERS_PER_RUN, task), text, key)
     return {"candidate_id": key, "round": round_, "base_id": base, "data": data}
 
 
 def _told(checks: Sequence[Check], build: Build | None = None) -> Row:
-    told: Row = {"checks": [list(_fields(check, CHECK_NAMES).values()) for check in checks]}
+    told: Row = {"cases": [list(_fields(check, CHECK_NAMES).values()) for check in checks]}
     if build is not None:
         told |= {"log": clean_text(build.log), "remarks": clean_text(build.binary.log) if build.binary else ""}
     return told
