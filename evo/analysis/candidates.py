@@ -1,21 +1,21 @@
 """One candidate: its whole record, its build, its source."""
 
+import hashlib
 import string
-import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Select, and_, case, func, select
+from sqlalchemy import Connection, Select, and_, func, select
 from sqlalchemy.orm import aliased
 
 from evo.analysis.times import held_races, noise_floors
-from evo.errors import EngineError, StoreError, UnknownNameError, UsageError, error_line
+from evo.errors import StoreError, UnknownNameError, UsageError, error_line
 from evo.evaluation import PASSED, Check, Status, Timing
-from evo.lineage import gate_seeds
+from evo.lineage import Stage, gate_seeds
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN
-from evo.lineage.read import record_of, rows_of
+from evo.lineage.read import read_artefacts, read_details, record_of, rows_of
 from evo.lineage.store import Store
 from evo.problem.space import Value
 
@@ -82,7 +82,7 @@ class CheckRecord(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """A compilation; see `evo.evaluation.Build`. binary: sha256 of the stored code."""
+    """A compilation; see `evo.evaluation.Build`. binary: sha256 of the code, where that is stored."""
 
     status: str
     arch: str
@@ -178,9 +178,6 @@ class CandidateRecord(Subject, CandidateSummary):
         return f"{last.status.replace('_', ' ')}{f': {reason}' if reason else ''}"
 
 
-_REMARKS = case((m.Build.status == Status.OK.value, func.coalesce(m.Build.binary_log, m.Build.log)), else_="")
-
-
 def resolve_candidate(connection: Connection, prefix: str) -> int:
     """The key of the candidate whose public id begins so.
 
@@ -218,8 +215,8 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
     """
     original = aliased(_c)
     query = select_candidates(
-        _c.task, _c.genome, _c.genome_digest.label("digest"), _c.source_sha.label("source"), _c.operator, _c.status,
-        _c.score, _c.log, _c.seconds, _c.gate_seconds, _c.timing_seconds, _c.elapsed_s, _c.created, _i.dims, _i.options,
+        _c.task, _c.genome, _c.source_sha.label("source"), _c.operator, _c.status, _c.score, _c.log, _c.seconds,
+        _c.gate_seconds, _c.timing_seconds, _c.elapsed_s, _c.created, _i.dims, _i.options,
         original.public_id.label("same_code_as"), func.coalesce(_i.winner_id == _c.id, False).label("winner"),
         _r.kernel_digest, _r.options.label("run_options"), _r.seed,
     ).join(original, original.id == _c.same_code_as_id, isouter=True)  # fmt: skip
@@ -228,18 +225,24 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
         row = connection.execute(query.where(_c.id == key)).one()
         seeds = gate_seeds(row.run_options, row.seed)
         floors = noise_floors(connection, [key // ORDERS_PER_RUN])
-        builds = select(m.Build.__table__, _REMARKS.label("remarks"), m.Build.binary_sha.label("binary"))
-        builds = builds.where(m.Build.candidate_id == key)
+        builds = select(m.Build.__table__, m.Build.binary_sha.label("binary")).where(m.Build.candidate_id == key)
+        details = list(read_details(connection, m.Detail.candidate_id == key))
+        told = {name: getattr(details[0], name) for name in ("log", "remarks")} if details else {}
         finals = select(m.Final.__table__).where(m.Final.candidate_id == key).order_by(m.Final.round)
-        checks = select(m.Check.__table__).where(m.Check.candidate_id == key).order_by(m.Check.round, m.Check.position)
+        checks = (
+            CheckRecord(**vars(check), stage=(Stage.FINAL if detail.round else Stage.SEARCH).value, round=detail.round)
+            for detail in details
+            for check in detail.checks
+        )
         timings = select(_t.__table__).where(_t.run_id == key // ORDERS_PER_RUN, _t.candidate_id == key).order_by(_t.id)
         return record_of(
             CandidateRecord,
             row,
+            digest=hashlib.sha256(row.genome.encode()).hexdigest(),
             seeds={stage.value: seed for stage, seed in seeds.items()},
             noise_floor=floors.get((key // ORDERS_PER_RUN, row.task)),
-            build=next((record_of(BuildRecord, row) for row in connection.execute(builds)), None),
-            checks=tuple(record_of(CheckRecord, row) for row in connection.execute(checks)),
+            build=next((record_of(BuildRecord, row, **told) for row in connection.execute(builds)), None),
+            checks=tuple(checks),
             timings=tuple(record_of(TimingRecord, row) for row in connection.execute(timings)),
             finals=tuple(record_of(FinalRecord, row) for row in connection.execute(finals)),
             final_races=_final_races(connection, key, row.task),
@@ -283,14 +286,3 @@ def read_source(store: Store, candidate: str) -> str:
     why = "it was never built" if record.build is None else "it was dropped by evo prune"
     why = "it could not be rendered" if record.status == Status.RENDER_ERROR else why
     raise StoreError(f"candidate {record.id} has no source: {why}")
-
-
-def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str, bytes]:
-    """Stored sources and code by sha256; what is not kept is left out. Raises EngineError for data that cannot be read."""
-    a, found = m.Artefact, {}
-    for sha256, data in rows_of(connection, select(a.sha256, a.data), digests, a.sha256):
-        try:
-            found[sha256] = zlib.decompress(data)
-        except zlib.error as error:
-            raise EngineError(f"artefact {sha256} cannot be decompressed: {error}") from error
-    return found

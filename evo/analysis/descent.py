@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, literal, select
 
-from evo.analysis.candidates import CandidateSummary, Relative, read_artefacts, read_relatives, resolve_candidate
+from evo.analysis.candidates import CandidateSummary, Relative, read_relatives, resolve_candidate
 from evo.analysis.times import gain_between, gain_fields, search_times
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN, Key, candidate_key
-from evo.lineage.read import record_of, rows_of
+from evo.lineage.read import read_artefacts, record_of, rows_of
 from evo.lineage.store import Store
 from evo.problem.genome import Change, Genome
 from evo.problem.space import Value

@@ -6,12 +6,12 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from evo.analysis.candidates import CandidateRecord, read_artefacts, read_candidate
+from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.descent import unified
 from evo.analysis.times import HeldRace, RaceTime, gain_between, gain_fields, gain_within, held_races, search_times
 from evo.evaluation import Gain
 from evo.lineage.models import candidate_key
-from evo.lineage.read import resolve_run
+from evo.lineage.read import read_artefacts, resolve_run
 from evo.lineage.store import Store
 
 _CANDIDATE = (

@@ -17,13 +17,14 @@ from evo.evaluation import PASSED
 from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range
+from evo.lineage.read import read_details
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 from evo.problem.space import Space, Value
 from evo.targets import find_target
 
-_c, _k, _b, _r = m.Candidate, m.Check, m.Build, m.Run
+_c, _d, _b, _r = m.Candidate, m.Detail, m.Build, m.Run
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 _GOOD_SHARE = 0.25
 """Of a task's timed candidates, the fastest of which count as good."""
@@ -204,19 +205,12 @@ def read_tried(connection: Connection, run_id: int, task: int | None = None) -> 
 def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
     """By key, for the candidates of a run that were refused: what the gate said of the first failed case, or a line of the
     log."""
-    found: dict[int, str] = {}
-    for key, log, build_log in connection.execute(
-        select(_c.id, _c.log, _b.log)
-        .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
-        .where(_c.id.between(*key_range(run_id)), _c.status.not_in(PASSED))
-    ):
-        found[key] = error_line(log) or error_line(build_log or "")
-    for key, case_name, reason in connection.execute(
-        select(_k.candidate_id, _k.case, _k.reason)
-        .where(_k.candidate_id.between(*key_range(run_id)), _k.round == 0, _k.passed.is_(False))
-        .order_by(_k.candidate_id, _k.position.desc())
-    ):
-        found[key] = f"{case_name}: {reason}"
+    refused = select(_c.id, _c.log).where(_c.id.between(*key_range(run_id)), _c.status.not_in(PASSED))
+    found = {key: error_line(log) for key, log in connection.execute(refused)}
+    within = (_d.candidate_id.between(*key_range(run_id)), _d.candidate_id.in_(refused.with_only_columns(_c.id)))
+    for told in read_details(connection, *within, _d.round == 0):
+        failed = next((f"{check.case}: {check.reason}" for check in told.checks if not check.passed), None)
+        found[told.candidate_id] = failed or found[told.candidate_id] or error_line(told.log)
     return found
 
 

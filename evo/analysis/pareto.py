@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import le
+from typing import Any
 
 from sqlalchemy import and_, func, select
 
@@ -12,11 +13,12 @@ from evo.errors import UnknownNameError, UsageError
 from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range
-from evo.lineage.read import record_of, resolve_run
+from evo.lineage.read import CHECK_NAMES, read_details, record_of, resolve_run
 from evo.lineage.store import Store
 from evo.problem.space import Value
 
-_c, _i, _b, _k = m.Candidate, m.Task, m.Build, m.Check
+_c, _i, _b, _d = m.Candidate, m.Task, m.Build, m.Detail
+_ERROR, _ALLOWED = CHECK_NAMES.index("error"), CHECK_NAMES.index("allowed")
 
 _FIELDS = {"time": "ratio", "registers": "registers", "spills": "spill_bytes", "shared": "smem_bytes", "error": "error"}
 AXES = tuple(_FIELDS)
@@ -51,12 +53,10 @@ def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> 
             raise UnknownNameError("axis", axis, AXES)
     if not axes:
         raise UsageError(f"a front needs axes; choose among {', '.join(AXES)}")
-    error = select(func.max(_k.error / _k.allowed)).where(_k.candidate_id == _c.id, _k.round == 0, _k.allowed > 0)
     static, dynamic = _b.smem_static_bytes, _b.smem_dynamic_bytes
     query = (
         select(_c.id.label("key"), _c.task, _c.genome, _c.public_id.label("id"), _c.order, _i.workload, _b.registers)
         .add_columns(_b.spill_bytes, func.coalesce(static + dynamic, static, dynamic).label("smem_bytes"))
-        .add_columns(error.scalar_subquery().label("error"))
         .join_from(_c, _i, and_(_i.run_id == _c.run_id, _i.number == _c.task))
         .join(_b, _b.candidate_id == _c.id, isouter=True)
         .order_by(_c.id)
@@ -67,9 +67,17 @@ def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> 
         timed = query.where(_c.id.between(*key_range(key)), _c.score.is_not(None))
         rows = connection.execute(timed).all()
         times = search_times(connection, key, [row.key for row in rows])
+        details = read_details(connection, _d.candidate_id.between(*key_range(key)), _d.round == 0)
+        errors = {told.candidate_id: _error(told.cases) for told in details}
     for row in rows:
-        tasks[row.task].append(record_of(Nondominated, row, **times[row.key].figures()))
+        record = record_of(Nondominated, row, error=errors.get(row.key), **times[row.key].figures())
+        tasks[row.task].append(record)
     return [record for task in sorted(tasks) for record in _front(tasks[task], [_FIELDS[axis] for axis in axes])]
+
+
+def _error(cases: Sequence[Sequence[Any]]) -> float | None:
+    figures = ((case[_ERROR], case[_ALLOWED]) for case in cases)
+    return max((error / allowed for error, allowed in figures if allowed and error is not None), default=None)
 
 
 def _front(records: Sequence[Nondominated], fields: Sequence[str]) -> list[Nondominated]:

@@ -20,12 +20,13 @@ _TABLES = m.Base.metadata.tables
 _RUN, _TASK, _ENVIRONMENT, _CANDIDATE, _ARTEFACT, _TIMING = (
     _TABLES[name] for name in ("run", "task", "environment", "candidate", "artefact", "timing")
 )
-_PARTS = tuple(_TABLES[name] for name in ("parentage", "build", "check", "final"))
+_PARTS = tuple(_TABLES[name] for name in ("parentage", "build", "detail", "final"))
 """What belongs to candidates; timings also belong to a run."""
 _KEYS = {
     "candidate": ("id", "same_code_as_id"),
     "parentage": ("child_id", "parent_id"),
-    **dict.fromkeys(("build", "check", "final", "timing"), ("candidate_id",)),
+    "detail": ("candidate_id", "base_id"),
+    **dict.fromkeys(("build", "final", "timing"), ("candidate_id",)),
     "task": ("winner_id",),
 }
 """By table, the columns that hold keys of candidates."""
@@ -55,6 +56,7 @@ def merge(target: Store, source: Store) -> Merged:
     """
     with source.reading() as theirs, target.transaction() as ours:
         write_alone(ours)
+        target.bases.forget()
         merging = _Merging(target, ours, theirs)
         for run in _rows(theirs, select(_RUN).order_by(_RUN.c.id)):
             merging.add(run)
@@ -150,10 +152,11 @@ class _Merging:
         """Rows of the source, with the sources and code that they refer to."""
         referred = (row.get("source_sha") or row.get("binary_sha") for row in rows)
         wanted = {digest for digest in referred if digest is not None}
-        lacking = wanted - known_artefacts(self._ours, wanted)
-        artefacts = [dict(row._mapping) for row in rows_of(self._theirs, select(_ARTEFACT), lacking, _ARTEFACT.c.sha256)]
-        insert_rows(self._ours, "artefact", artefacts)
-        self.report.artefacts += len(artefacts)
+        while lacking := wanted - known_artefacts(self._ours, wanted):
+            artefacts = [dict(row._mapping) for row in rows_of(self._theirs, select(_ARTEFACT), lacking, _ARTEFACT.c.sha256)]
+            insert_rows(self._ours, "artefact", artefacts)
+            self.report.artefacts += len(artefacts)
+            wanted = {artefact["base_sha"] for artefact in artefacts} - {None}
         for row in rows:
             row |= {name: row[name] + shift for name in _KEYS[table.name] if row[name] is not None}
         insert_rows(self._ours, table.name, rows)
@@ -172,5 +175,5 @@ def _rows(connection: Connection, query: Any) -> list[Row]:
 def _course(connection: Connection, run_id: int) -> set[tuple[Any, ...]]:
     """What identifies the candidates of a run; the first is the order."""
     c = _CANDIDATE.c
-    query = select(c.order, c.genome_digest, c.status, c.score, c.created).where(c.id.between(*key_range(run_id)))
+    query = select(c.order, c.genome, c.status, c.score, c.created).where(c.id.between(*key_range(run_id)))
     return {tuple(row) for row in connection.execute(query)}

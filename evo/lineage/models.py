@@ -2,7 +2,7 @@
 
 A candidate's key is `run_id * 2**32 + order` (held by a constraint): a parent's key follows from its order
 without a look-up, a run's candidates lie together, and no second index is needed for (run, order). In SQL
-written by hand, `order`, `check` and `case` are words of the language: put them in double quotes.
+written by hand, `order` is a word of the language: put it in double quotes.
 """
 
 import hashlib
@@ -154,7 +154,11 @@ class Task(Base):
 
 
 class Artefact(Base):
-    """Text or code by the sha256 of its bytes, stored once, compressed with zlib. `size` is that before."""
+    """Text or code by the sha256 of its bytes, stored once, compressed with zlib. `size` is that before.
+
+    `base_sha` is of the artefact that is its preset dictionary, NULL where there is none. It is no foreign key, which would
+    need an index that only pruning has a use for.
+    """
 
     __tablename__ = "artefact"
     __table_args__ = (sa.CheckConstraint("kind IN ('source', 'binary', 'ptx')", name="kind"),)
@@ -163,10 +167,11 @@ class Artefact(Base):
     kind: Mapped[str]
     size: Mapped[int] = mapped_column(sa.BigInteger)
     data: Mapped[bytes] = mapped_column(sa.LargeBinary)
+    base_sha: Mapped[str | None] = mapped_column(Digest)
 
 
 class Candidate(Base):
-    """One genome tried on one task. `genome` is canonical JSON, whose sha256 is `genome_digest`.
+    """One genome tried on one task. `genome` is canonical JSON.
 
     `score` is what the search minimises: time over the reference baseline's, NULL where there is no time.
     `seconds`, `gate_seconds` and `timing_seconds` were spent in the device process.
@@ -186,7 +191,6 @@ class Candidate(Base):
     task: Mapped[int]
     public_id: Mapped[str] = mapped_column(sa.String(PUBLIC_ID_DIGITS), unique=True)
     genome: Mapped[str]
-    genome_digest: Mapped[str] = mapped_column(Digest)
     # The index finds the candidates that refer to an artefact, before it is dropped.
     source_sha: Mapped[str | None] = mapped_column(Digest, sa.ForeignKey("artefact.sha256"), index=True)
     operator: Mapped[str]
@@ -214,7 +218,7 @@ class Parentage(Base):
 
 
 class Build(Base):
-    """The compilation of a candidate. `binary_log` is NULL where the binary's remarks are those in `log`."""
+    """The compilation of a candidate; what the compiler said of it is in its `Detail`."""
 
     __tablename__ = "build"
 
@@ -224,8 +228,6 @@ class Build(Base):
     status: Mapped[str]
     seconds: Mapped[float]
     cached: Mapped[bool]
-    log: Mapped[str]
-    binary_log: Mapped[str | None]
     source_digest: Mapped[str] = mapped_column(Digest)
     registers: Mapped[int | None]
     spill_bytes: Mapped[int | None]
@@ -252,26 +254,22 @@ class Final(Base):
     created: Mapped[datetime]
 
 
-class Check(Base):
-    """One gate case of a candidate. `round` is 0 for the search, else that of the final."""
+class Detail(Base):
+    """A candidate's gate cases and what the compiler said, which are read with it and never searched for: `data` is JSON
+    compressed with zlib, a case in it the fields of `evo.evaluation.Check`. `round` is 0 for the search, else that of the
+    final.
 
-    __tablename__ = "check"
-    __table_args__ = (
-        sa.CheckConstraint("stage IN ('search', 'final')", name="stage"),
-        {"sqlite_with_rowid": False},
-    )
+    Candidates of a task are told in nearly the same words: the JSON of another one, `base_id`, of the same round is the
+    preset dictionary. That one's row has no base.
+    """
+
+    __tablename__ = "detail"
+    __table_args__ = ({"sqlite_with_rowid": False},)
 
     candidate_id: Mapped[int] = mapped_column(Key, sa.ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
     round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    stage: Mapped[str]
-    case: Mapped[str]
-    passed: Mapped[bool]
-    error: Mapped[float | None]
-    allowed: Mapped[float | None]
-    torch_error: Mapped[float | None]
-    reason: Mapped[str]
-    seed: Mapped[int] = mapped_column(sa.BigInteger)
+    base_id: Mapped[int | None] = mapped_column(Key)
+    data: Mapped[bytes] = mapped_column(sa.LargeBinary)
 
 
 class Timing(Base):

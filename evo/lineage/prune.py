@@ -2,7 +2,8 @@
 
 The candidates themselves always stay, with their genomes, parents, builds, checks and times: they are what a run is
 resumed from and its lineage shown from. Winners, finalists, the leader of each task, all their ancestors, and the
-originals of duplicate binaries among these keep everything.
+originals of duplicate binaries among these keep everything. A stored text goes when nothing refers to it any more, nor is
+packed against it.
 """
 
 from collections import Counter
@@ -95,6 +96,7 @@ def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool
     with store.reading() if dry else store.transaction() as connection:
         if not dry:
             write_alone(connection)
+            store.bases.forget()
         for name in runs:
             key = resolve_run(connection, name)
             status = connection.scalar(select(m.Run.status).where(m.Run.id == key))
@@ -145,16 +147,25 @@ def _spared(run_id: int) -> Select[int]:
 
 
 def _unneeded(connection: Connection, released: Counter[str]) -> tuple[list[str], int]:
-    """Digests and bytes of the artefacts that no other candidates refer to than those that lose them. released: how many
-    do, by digest."""
-    found: list[str] = []
-    size = 0
-    for some in at_once(sorted(released)):
-        known: Counter[str] = Counter()
-        for _, _, column in _STORED:
-            counted = connection.execute(select(column, func.count()).where(column.in_(some)).group_by(column))
-            known.update({digest: n for digest, n in counted if digest})
-        gone = [digest for digest in some if known[digest] == released[digest]]
-        size += int(connection.scalar(select(func.sum(func.length(_a.data))).where(_a.sha256.in_(gone))) or 0)
-        found += gone
-    return found, size
+    """Digests and bytes of the artefacts that no other candidates refer to than those that lose them, and that no artefact
+    needs that stays. released: how many do, by digest."""
+    packed = select(_a.base_sha, func.count()).where(_a.base_sha.is_not(None)).group_by(_a.base_sha)
+    based = {digest: int(n) for digest, n in connection.execute(packed)} if released else {}
+    gone: dict[str, int] = {}
+    asked = set(released)
+    while asked:
+        bases: Counter[str] = Counter()
+        for some in at_once(sorted(asked)):
+            known = Counter({digest: based.get(digest, 0) for digest in some})
+            for _, _, column in _STORED:
+                counted = connection.execute(select(column, func.count()).where(column.in_(some)).group_by(column))
+                known.update({digest: n for digest, n in counted if digest})
+            free = [digest for digest in some if known[digest] == released[digest]]
+            stored = select(_a.sha256, _a.base_sha, func.length(_a.data)).where(_a.sha256.in_(free))
+            for digest, base, size in connection.execute(stored):
+                gone[digest] = size
+                if base is not None:
+                    bases[base] += 1
+        released.update(bases)
+        asked = bases.keys() - gone.keys()
+    return list(gone), sum(gone.values())

@@ -1,15 +1,17 @@
 """Rows back into records: runs by their names, and a whole run's candidates in a few sorted passes."""
 
+import json
+import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 
-from evo.errors import StoreError, UnknownNameError, UsageError
+from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Parent, Proposal, Status, Timing
 from evo.lineage import LATEST, Environment, RunSpec, RunStatus, StoredEvaluation, StoredRun
 from evo.lineage import models as m
@@ -29,7 +31,7 @@ def names_of(record: type[Any], *unstored: str) -> tuple[str, ...]:
 
 
 TIMING_NAMES, CHECK_NAMES = names_of(Timing), names_of(Check)
-BUILD_NAMES = names_of(Build, "source", "binary")
+BUILD_NAMES = names_of(Build, "source", "binary", "log")
 BINARY_NAMES = names_of(Binary, "code", "log", "triggers_dependents")
 
 
@@ -105,12 +107,58 @@ def read_run(connection: Connection, run_id: int) -> StoredRun:
     )
 
 
-def _build(row: Any) -> Build:
+def unpack(data: bytes, base: bytes | None = None) -> bytes:
+    """What was compressed, with this preset dictionary. Raises EngineError for data that cannot be read."""
+    try:
+        reader = zlib.decompressobj() if base is None else zlib.decompressobj(zdict=base)
+        return reader.decompress(data) + reader.flush()
+    except zlib.error as error:
+        raise EngineError(f"a stored text cannot be decompressed: {error}") from error
+
+
+def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str, bytes]:
+    """Stored sources and code by sha256; what is not kept is left out. Raises EngineError for data that cannot be read."""
+    a = m.Artefact
+    rows = list(rows_of(connection, select(a.sha256, a.base_sha, a.data), digests, a.sha256))
+    needed = {row.base_sha for row in rows if row.base_sha is not None}
+    bases = read_artefacts(connection, needed) if needed else {}
+    return {row.sha256: unpack(row.data, bases.get(row.base_sha)) for row in rows}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """What a row of `models.Detail` holds. cases: of the gate, each with the fields of `Check` in their order. log: of the
+    build; remarks: of the compiler about the binary."""
+
+    candidate_id: int
+    round: int
+    cases: list[list[Any]]
+    log: str = ""
+    remarks: str = ""
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return tuple(Check(**dict(zip(CHECK_NAMES, case, strict=True))) for case in self.cases)
+
+
+def read_details(connection: Connection, *where: Any) -> Iterator[Detail]:
+    """By candidate and round. where: conditions on `models.Detail`. Raises EngineError for data that cannot be read."""
+    d = m.Detail
+    query = select(d.candidate_id, d.round, d.base_id, d.data).where(*where).order_by(d.candidate_id, d.round)
+    rows = connection.execute(query).all()
+    needed = {row.base_id for row in rows if row.base_id is not None}
+    whole = select(d.candidate_id, d.round, d.data).where(d.base_id.is_(None))
+    bases = {(key, round_): unpack(data) for key, round_, data in rows_of(connection, whole, needed, d.candidate_id)}
+    for key, round_, base, data in rows:
+        yield Detail(candidate_id=key, round=round_, **json.loads(unpack(data, bases.get((base, round_)))))
+
+
+def _build(row: Any, detail: Detail) -> Build:
     """Without source text and code, which are artefacts."""
     status, binary = Status(row.status), None
     if status is Status.OK:
-        binary = record_of(Binary, row, code=b"", log=row.log if row.binary_log is None else row.binary_log)
-    return record_of(Build, row, status=status, binary=binary)
+        binary = record_of(Binary, row, code=b"", log=detail.remarks)
+    return record_of(Build, row, status=status, binary=binary, log=detail.log)
 
 
 def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvaluation]:
@@ -121,15 +169,16 @@ def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvalu
     edges = select(p.child_id, p.parent_id, p.role).where(p.child_id.between(first, last))
     for child, parent, role in connection.execute(edges.order_by(p.child_id, p.position)):
         parents[child].append(Parent(parent % m.ORDERS_PER_RUN, role))
-    k, t = m.Check, m.Timing
-    query = select(*(getattr(k, name) for name in CHECK_NAMES), k.candidate_id)
-    query = query.where(k.candidate_id.between(first, last), k.round == 0)
-    checks = _by_candidate(connection, query.order_by(k.candidate_id, k.position), Check, CHECK_NAMES)
+    d, t = m.Detail, m.Timing
+    of_search = read_details(connection, d.candidate_id.between(first, last), d.round == 0)
+    details = {told.candidate_id: told for told in of_search}
     query = select(*(getattr(t, name) for name in TIMING_NAMES), t.candidate_id)
     query = query.where(t.run_id == run.id, t.candidate_id.between(first, last), t.round == 0)
-    timings = _by_candidate(connection, query.order_by(t.candidate_id, t.id), Timing, TIMING_NAMES)
+    timings: dict[int, list[Timing]] = defaultdict(list)
+    for row in connection.execute(query.order_by(t.candidate_id, t.id)):
+        timings[row.candidate_id].append(Timing(**dict(zip(TIMING_NAMES, row, strict=False))))
     rows = connection.execute(select(b.__table__).where(b.candidate_id.between(first, last)))
-    builds = {row.candidate_id: _build(row) for row in rows}
+    builds = {row.candidate_id: _build(row, details[row.candidate_id]) for row in rows}
     found = []
     for row in connection.execute(select(c.__table__).where(c.id.between(first, last)).order_by(c.id)):
         made_from = tuple(parents.get(row.id, ()))
@@ -139,20 +188,10 @@ def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvalu
             row,
             status=Status(row.status),
             build=builds.get(row.id),
-            checks=tuple(checks.get(row.id, ())),
+            checks=details[row.id].checks if row.id in details else (),
             timings=tuple(timings.get(row.id, ())),
             same_code_as=None if row.same_code_as_id is None else row.same_code_as_id % m.ORDERS_PER_RUN,
         )
         candidate = Candidate(order=row.order, task=row.task, proposal=proposal)
         found.append(record_of(StoredEvaluation, row, candidate=candidate, evaluation=evaluation))
-    return found
-
-
-def _by_candidate(
-    connection: Connection, query: Any, record: type[_Record], names: Sequence[str]
-) -> dict[int, list[_Record]]:
-    """Records by key of their candidate, which is the last column of the query's rows."""
-    found: dict[int, list[_Record]] = defaultdict(list)
-    for row in connection.execute(query):
-        found[row[-1]].append(record(**dict(zip(names, row, strict=False))))
     return found

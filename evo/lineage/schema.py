@@ -1,15 +1,76 @@
 """The schema's version: what is found in a database, and bringing an older one up to date."""
 
-from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, inspect, select, update
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+
+from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, inspect, select, text, update
 
 from evo.errors import StoreError
+from evo.evaluation import Status
 from evo.lineage.database import Location, back_up, command_line
 from evo.lineage.liveness import write_alone
 from evo.lineage.models import VIEWS, Base
+from evo.lineage.write import Bases, Row, detail_row
 
-MIGRATIONS: dict[str, tuple[str, ...]] = {}
-"""By version after the first, the statements that bring a database of the version before up to it. SQLite and PostgreSQL
-understand them alike, e.g. {"0002": ("ALTER TABLE run ADD COLUMN note TEXT",)}. The models say the same for a new one."""
+_KEYS_AT_ONCE = 1000
+
+
+def _pack(connection: Connection) -> None:
+    """Puts gate cases and what compilers said, which had a table and columns of their own, into `detail`; packs sources."""
+    on_sqlite = connection.dialect.name == "sqlite"
+    key, data, end = ("INTEGER", "BLOB", " WITHOUT ROWID") if on_sqlite else ("BIGINT", "BYTEA", "")
+    connection.exec_driver_sql(
+        f"CREATE TABLE detail (candidate_id {key} NOT NULL, round INTEGER NOT NULL, base_id {key}, data {data} NOT NULL,"
+        " CONSTRAINT pk_detail PRIMARY KEY (candidate_id, round),"
+        f" CONSTRAINT fk_detail_candidate_id_candidate FOREIGN KEY (candidate_id) REFERENCES candidate (id)){end}"
+    )
+    insert = text("INSERT INTO detail (candidate_id, round, base_id, data) VALUES (:candidate_id, :round, :base_id, :data)")
+    repack = text("UPDATE artefact SET base_sha = :base, data = :data WHERE sha256 = :sha256")
+    bases, seen = Bases(), set[str]()
+    candidates = connection.execute(text("SELECT id, run_id, task, source_sha FROM candidate ORDER BY id")).all()
+    for first in range(0, len(candidates), _KEYS_AT_ONCE):
+        some = candidates[first : first + _KEYS_AT_ONCE]
+        told = _told(connection, some[0].id, some[-1].id)
+        for key, run, task, sha256 in some:
+            rows = [detail_row(bases, task, key, round_, told[key][round_]) for round_ in sorted(told[key])]
+            if rows:
+                connection.execute(insert, rows)
+            if sha256 is None or sha256 in seen:
+                continue
+            seen.add(sha256)
+            found = connection.scalar(text("SELECT data FROM artefact WHERE sha256 = :sha256"), {"sha256": sha256})
+            base, packed = bases.pack(("source", run, task), zlib.decompress(found), sha256)
+            if base is not None:
+                connection.execute(repack, {"sha256": sha256, "base": base, "data": packed})
+
+
+def _told(connection: Connection, first: int, last: int) -> dict[int, dict[int, Row]]:
+    """What `detail` tells of candidates, by key and round."""
+    found: dict[int, dict[int, Row]] = defaultdict(lambda: defaultdict(lambda: {"cases": []}))
+    builds = f"SELECT candidate_id, status, log, binary_log FROM build WHERE candidate_id BETWEEN {first} AND {last}"
+    for key, status, log, remarks in connection.execute(text(builds)):
+        remarks = (log if remarks is None else remarks) if status == Status.OK else ""
+        found[key][0] |= {"log": log, "remarks": remarks}
+    checks = 'SELECT candidate_id, round, "case", passed, error, allowed, torch_error, reason, seed FROM "check"'
+    checks += f" WHERE candidate_id BETWEEN {first} AND {last} ORDER BY candidate_id, round, position"
+    for key, round_, name, passed, *rest in connection.execute(text(checks)):
+        found[key][round_]["cases"].append([name, bool(passed), *rest])
+    return found
+
+
+MIGRATIONS: dict[str, tuple[str | Callable[[Connection], None], ...]] = {
+    "0002": (
+        "ALTER TABLE artefact ADD COLUMN base_sha VARCHAR(64)",
+        _pack,
+        'DROP TABLE "check"',
+        "ALTER TABLE build DROP COLUMN log",
+        "ALTER TABLE build DROP COLUMN binary_log",
+        "ALTER TABLE candidate DROP COLUMN genome_digest",
+    )
+}
+"""By version after the first, the statements and functions that bring a database of the version before up to it. SQLite and
+PostgreSQL understand them alike. The models say the same for a new one."""
 
 _FIRST = "0001"
 # alembic finds the version of a database under this name, should a change ever need it.
@@ -76,8 +137,11 @@ def _upgrade(connection: Connection, found: str) -> None:
     for name in VIEWS:  # SQLite alters no table that a view reads
         connection.exec_driver_sql(f"DROP VIEW {name}")
     for version in known[known.index(found) + 1 :]:
-        for statement in MIGRATIONS[version]:
-            connection.exec_driver_sql(statement)
+        for step in MIGRATIONS[version]:
+            if callable(step):
+                step(connection)
+            else:
+                connection.exec_driver_sql(step)
     for statement in VIEWS.values():
         connection.exec_driver_sql(statement)
     connection.execute(update(_VERSION), {"version_num": known[-1]})

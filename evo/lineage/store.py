@@ -18,7 +18,7 @@ from evo.lineage.database import Location, command_line, connect, locate, transl
 from evo.lineage.liveness import Claims, WriterLock, release_dead_runs
 from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
-from evo.lineage.write import clean_text, insert_candidate, insert_final, insert_run, insert_timings
+from evo.lineage.write import Bases, clean_text, insert_candidate, insert_final, insert_run, insert_timings
 
 
 class Store:
@@ -31,6 +31,7 @@ class Store:
     def __init__(self, engine: Engine, location: Location, closing: ExitStack, *, write: bool) -> None:
         self._engine, self._location, self._closing = engine, location, closing
         self.path, self.writes = location.path, write
+        self.bases = Bases()
         self._open: Connection | None = None
         self._claims = Claims(engine)
         closing.callback(self._claims.release)
@@ -130,6 +131,9 @@ class Store:
             with translated(self._location), self._engine.begin() as connection:
                 self._open = connection
                 yield connection
+        except BaseException:
+            self.bases.forget()  # what was recorded inside is gone
+            raise
         finally:
             self._open = None
 
@@ -148,12 +152,12 @@ class Store:
     def add(self, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
         """Records a candidate with its parents, build, checks, timings, source and code, all or nothing.
 
-        Orders may come in any sequence; parents and `same_code_as` must be there before. Code that the
-        build's binary does not carry (b"") is not stored.
+        Orders may come in any sequence; parents and `same_code_as` must be there before. Machine code is stored of a
+        candidate that is the fastest of its task when it is recorded, if the build's binary carries it; PTX of all.
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
         with self.transaction() as connection:
-            insert_candidate(connection, run, candidate, evaluation, elapsed_s=elapsed_s)
+            insert_candidate(connection, self.bases, run, candidate, evaluation, elapsed_s=elapsed_s)
             self._touch(connection, run, elapsed_s=elapsed_s)
 
     def add_baselines(
@@ -171,7 +175,7 @@ class Store:
         """
         with self.transaction() as connection:
             key, task = self._find(connection, run, order)
-            insert_final(connection, run, task, key, measurement)
+            insert_final(connection, self.bases, run, task, key, measurement)
             self._touch(connection, run, elapsed_s=elapsed_s)
 
     def claim(self, run: StoredRun) -> None:

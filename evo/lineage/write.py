@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from evo.errors import EngineError, StoreError
-from evo.evaluation import Candidate, Check, Evaluation, Timing
+from evo.evaluation import Build, Candidate, Check, Evaluation, Timing
 from evo.lineage import LATEST, Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage import models as m
 from evo.lineage.database import command_line
@@ -26,6 +26,40 @@ Row = dict[str, Any]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _COMPRESSION = 6
+_Place = tuple[str, int, int]
+
+
+class Bases:
+    """What texts are packed against. Those of one task differ little, so most are compressed with another one as preset
+    dictionary, and take a tenth; one that is not like it is stored whole, and is the base of those after it.
+
+    To be forgotten when rows of the database were taken away: a base may be among them.
+    """
+
+    def __init__(self) -> None:
+        self._bases: dict[_Place, tuple[Any, bytes, int]] = {}
+        """By kind, run and task: the key of the last text that was stored whole, the text, the bytes that it takes."""
+
+    def forget(self) -> None:
+        self._bases.clear()
+
+    def pack(self, place: _Place, text: bytes, key: Any) -> tuple[Any, bytes]:
+        """The key of the text's base, None where it is stored whole, and its data. key: its own."""
+        if place in self._bases:
+            base, known, size = self._bases[place]
+            data = compress(text, known)
+            alone = size * len(text) / len(known)  # about what it takes without a base
+            if 2 * len(data) <= alone or 2 * len(data) <= len(compress(text)):
+                return base, data
+        whole = compress(text)
+        self._bases[place] = key, text, len(whole)
+        return None, whole
+
+
+def compress(text: bytes, base: bytes = b"") -> bytes:
+    """base: preset dictionary, which `evo.lineage.read.unpack` needs, too."""
+    packer = zlib.compressobj(_COMPRESSION, zdict=base) if base else zlib.compressobj(_COMPRESSION)
+    return packer.compress(text) + packer.flush()
 
 
 def clean_text(text: str) -> str:
@@ -59,57 +93,82 @@ def insert_timings(
     insert_rows(connection, "timing", [{**place, **_fields(timing, TIMING_NAMES)} for timing in timings])
 
 
-def _insert_checks(connection: Connection, key: int, checks: Sequence[Check], stage: Stage, round_: int) -> None:
-    place = {"candidate_id": key, "round": round_, "stage": stage.value}
-    rows = [{**place, "position": i, **_fields(check, CHECK_NAMES)} for i, check in enumerate(checks)]
-    insert_rows(connection, "check", rows)
+def detail_row(bases: Bases, task: int, key: int, round_: int, told: Row) -> Row:
+    """key, task: of the candidate. told: the fields of `evo.lineage.read.Detail` that are not in the row."""
+    text = json.dumps(told, separators=(",", ":")).encode()
+    kind = f"detail {round_} {'gated' if told['cases'] else 'not built'}"
+    base, data = bases.pack((kind, key // m.ORDERS_PER_RUN, task), text, key)
+    return {"candidate_id": key, "round": round_, "base_id": base, "data": data}
 
 
-def insert_final(connection: Connection, run: StoredRun, task: int, key: int, measurement: Evaluation) -> None:
+def _told(checks: Sequence[Check], build: Build | None = None) -> Row:
+    told: Row = {"cases": [list(_fields(check, CHECK_NAMES).values()) for check in checks]}
+    if build is not None:
+        told |= {"log": clean_text(build.log), "remarks": clean_text(build.binary.log) if build.binary else ""}
+    return told
+
+
+def insert_final(
+    connection: Connection, bases: Bases, run: StoredRun, task: int, key: int, measurement: Evaluation
+) -> None:
     """A finalist's re-timing, as the next round of the candidate's."""
     round_ = 1 + (connection.scalar(select(func.max(m.Final.round)).where(m.Final.candidate_id == key)) or 0)
     outcome = _fields(measurement, ("status", "log", "seconds", "gate_seconds", "timing_seconds"))
     row = {"candidate_id": key, "round": round_, **outcome, "created": datetime.now(UTC)}
     insert_rows(connection, "final", [row])
-    _insert_checks(connection, key, measurement.checks, Stage.FINAL, round_)
+    if measurement.checks:
+        insert_rows(connection, "detail", [detail_row(bases, task, key, round_, _told(measurement.checks))])
     insert_timings(connection, run, task, key, measurement.timings, Stage.FINAL, round_)
 
 
 def insert_candidate(
-    connection: Connection, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float
+    connection: Connection, bases: Bases, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float
 ) -> None:
     """Raises EngineError for a candidate that contradicts its run. What the tables refuse is an IntegrityError."""
     row, parentage = _candidate_row(run, candidate, evaluation), _parentage_rows(run, candidate)
     row |= {"source_sha": None, "elapsed_s": elapsed_s, "created": datetime.now(UTC)}
-    key, builds, artefacts = row["id"], [], dict[str, Row]()
+    key, builds, artefacts = row["id"], [], dict[str, tuple[str, bytes]]()
 
     def keep(kind: str, content: bytes) -> str:
         digest = hashlib.sha256(content).hexdigest()
-        data = zlib.compress(content, _COMPRESSION)
-        artefacts[digest] = {"sha256": digest, "kind": kind, "size": len(content), "data": data}
+        artefacts[digest] = kind, content
         return digest
 
     if (build := evaluation.build) is not None:
         built = {"candidate_id": key, **_fields(build, BUILD_NAMES)}
-        built |= {"binary_log": None, **{name: getattr(build.binary, name, None) for name in BINARY_NAMES}}
-        built["binary_sha"] = None
+        built |= {"binary_sha": None, **{name: getattr(build.binary, name, None) for name in BINARY_NAMES}}
         if build.source:
             row["source_sha"] = keep("source", build.source.encode("utf-8", "surrogatepass"))
-        if (binary := build.binary) is not None:
-            remarks = clean_text(binary.log)
-            built["binary_log"] = None if remarks == built["log"] else remarks
-            if binary.code:
-                built["binary_sha"] = keep("ptx" if build.arch.startswith("compute_") else "binary", binary.code)
+        if build.binary is not None and build.binary.code:
+            if build.arch.startswith("compute_"):
+                built["binary_sha"] = keep("ptx", build.binary.code)
+            elif _leads(connection, run, candidate, evaluation):
+                built["binary_sha"] = keep("binary", build.binary.code)
         builds.append(built)
     if artefacts:
         write_alone(connection)
     known = known_artefacts(connection, artefacts)
-    insert_rows(connection, "artefact", [artefact for digest, artefact in artefacts.items() if digest not in known])
+    for digest, (kind, content) in artefacts.items():
+        if digest not in known:
+            base, data = bases.pack((kind, run.id, candidate.task), content, digest)
+            artefact = {"sha256": digest, "kind": kind, "size": len(content), "data": data, "base_sha": base}
+            insert_rows(connection, "artefact", [artefact])
     insert_rows(connection, "candidate", [row])
     insert_rows(connection, "parentage", parentage)
     insert_rows(connection, "build", builds)
-    _insert_checks(connection, key, evaluation.checks, Stage.SEARCH, 0)
+    if evaluation.checks or evaluation.build is not None:
+        told = _told(evaluation.checks, evaluation.build)
+        insert_rows(connection, "detail", [detail_row(bases, candidate.task, key, 0, told)])
     insert_timings(connection, run, candidate.task, key, evaluation.timings, Stage.SEARCH, 0)
+
+
+def _leads(connection: Connection, run: StoredRun, candidate: Candidate, evaluation: Evaluation) -> bool:
+    """Whether a candidate is the fastest one of its task so far. Its machine code is kept; others are built again."""
+    c, score = m.Candidate, evaluation.score
+    if score is None:
+        return False
+    no_slower = select(c.id).where(c.run_id == run.id, c.task == candidate.task, c.score <= score)
+    return connection.scalar(no_slower.limit(1)) is None
 
 
 def _candidate_row(run: StoredRun, candidate: Candidate, evaluation: Evaluation) -> Row:
@@ -124,7 +183,6 @@ def _candidate_row(run: StoredRun, candidate: Candidate, evaluation: Evaluation)
         "task": candidate.task,
         "public_id": m.public_id(run.uid, candidate.order),
         "genome": genome,
-        "genome_digest": hashlib.sha256(genome.encode()).hexdigest(),
         "operator": candidate.proposal.operator,
         "same_code_as_id": None if same is None else m.candidate_key(run.id, same),
         **_fields(evaluation, ("status", "score", "log", "seconds", "gate_seconds", "timing_seconds")),

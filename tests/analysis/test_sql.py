@@ -117,7 +117,7 @@ class TestOfAFile:
 
     def test_its_tables_can_be_asked_for(self, reader: Store) -> None:
         found = select_sql(reader, "PRAGMA table_info(candidate)")
-        assert "genome_digest" in [row[1] for row in found.rows]
+        assert "genome" in [row[1] for row in found.rows]
         assert select_sql(reader, "EXPLAIN QUERY PLAN SELECT * FROM run").rows
 
     def test_a_value_that_would_fill_the_memory_is_refused(self, reader: Store) -> None:

@@ -43,7 +43,7 @@ with Store.open(path, write=True) as store:
 
 WHOLE = """
     SELECT count(*) FROM candidate c WHERE 1 = (SELECT count(*) FROM build b WHERE b.candidate_id = c.id)
-    AND 2 = (SELECT count(*) FROM "check" k WHERE k.candidate_id = c.id)
+    AND 1 = (SELECT count(*) FROM detail d WHERE d.candidate_id = c.id)
     AND 2 = (SELECT count(*) FROM timing t WHERE t.candidate_id = c.id)
     AND (2 = (SELECT count(*) FROM parentage p WHERE p.child_id = c.id) OR "order" < 2)
 """

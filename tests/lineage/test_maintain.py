@@ -50,7 +50,7 @@ def test_prune_says_what_would_go_and_then_what_went(where: str, capfd: pytest.C
     parts = ("--drop", "failed", "--drop", "samples", "--db", where)
     ended = evo(capfd, "prune", "mine", "--dry-run", *parts)
     assert ended.code == 0
-    assert "1 sources, 1 binaries and the samples of 8 timings would go from 1 run; 2 stored files" in ended.out
+    assert "1 sources, 0 binaries and the samples of 8 timings would go from 1 run; 1 stored files" in ended.out
     assert "2 candidates keep everything" in ended.out
     assert "the file becomes smaller" not in ended.out
     record = evo(capfd, "prune", "mine", "--json", *parts).document

@@ -74,7 +74,7 @@ def test_runs_of_both_are_there_with_everything_and_a_second_time_nothing_change
         before = contents(target)
         done = merge(target, full)
         assert done.added == ["first", "second"]
-        assert (done.candidates, done.artefacts) == (14, 2 * 8 - 2 * 4)  # of the first four it had source and code
+        assert (done.candidates, done.artefacts) == (14, 8 + 6 - 4 - 3)  # of the first four it had the sources, and code
         expected = before | contents(full)
         assert contents(target) == expected
         again = merge(target, full)

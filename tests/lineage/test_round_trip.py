@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import zlib
 from datetime import datetime, timedelta
 from typing import Any
@@ -108,7 +109,7 @@ def test_source_and_code_are_compressed_and_stored_once(store: Store) -> None:
     run = s.new_run(store)
     first = s.passed(0)
     store.add(run, s.ref(0), first, elapsed_s=0.0)
-    store.add(run, s.ref(1), dataclasses.replace(s.passed(1), build=first.build), elapsed_s=0.0)
+    store.add(run, s.ref(1), dataclasses.replace(s.passed(1, 0.4), build=first.build), elapsed_s=0.0)
     stored = s.rows(store, "SELECT sha256, kind, size, length(data), data FROM artefact ORDER BY kind")
     assert [(kind, size) for _, kind, size, _, _ in stored] == [
         ("binary", len(first.build.binary.code)),
@@ -120,6 +121,36 @@ def test_source_and_code_are_compressed_and_stored_once(store: Store) -> None:
     for e in store.evaluations(run):
         assert s.kept(store, e.public_id) == (first.build.source.encode(), first.build.binary.code)
         assert read_source(store, e.public_id) == first.build.source
+
+
+def test_what_candidates_of_a_task_have_in_common_is_stored_once(store: Store) -> None:
+    """Also if one in between is like no other, and a later process goes on."""
+    run = s.new_run(store)
+    given = [s.passed(order, 0.9, task=order % 2) for order in range(12)]
+    odd = s.not_compiled(6)
+    given[6] = dataclasses.replace(odd, build=dataclasses.replace(odd.build, source=random.Random(6).randbytes(500).hex()))
+    for order, evaluation in enumerate(given[:9]):
+        store.add(run, s.ref(order, task=order % 2), evaluation, elapsed_s=0.0)
+    store.bases.forget()
+    for order, evaluation in enumerate(given[9:], 9):
+        store.add(run, s.ref(order, task=order % 2), evaluation, elapsed_s=0.0)
+    read = store.evaluations(run)
+    assert [e.evaluation for e in read] == [s.without_artefacts(evaluation) for evaluation in given]
+    assert [read_source(store, e.public_id) for e in read] == [evaluation.build.source for evaluation in given]
+    assert s.rows(store, "SELECT count(*), count(base_id) FROM detail") == [(12, 12 - 5)]
+    sources = s.rows(store, "SELECT count(*), count(base_sha) FROM artefact WHERE kind = 'source'")
+    assert sources == [(12, 12 - 5)], "the first of a task and of a process, and the odd one"
+
+
+def test_machine_code_is_stored_of_the_fastest_so_far_and_ptx_of_all(store: Store) -> None:
+    run = s.new_run(store)
+    for order, ratio in enumerate((0.9, 0.8, 0.8, 0.85, 0.7)):
+        store.add(run, s.ref(order), s.passed(order, ratio), elapsed_s=0.0)
+    store.add(run, s.ref(5, task=1), s.passed(5, 0.95, task=1), elapsed_s=0.0)
+    ptx = dataclasses.replace(s.build(6), arch="compute_90")
+    store.add(run, s.ref(6), dataclasses.replace(s.passed(6, 0.95), build=ptx), elapsed_s=0.0)
+    stored = [s.kept(store, e.public_id)[1] is not None for e in store.evaluations(run)]
+    assert stored == [True, True, False, False, True, True, True]
 
 
 def test_a_run_comes_back_as_it_was_set_up(store: Store) -> None:
@@ -226,7 +257,7 @@ def test_faults_of_evo_are_refused_and_leave_the_database_as_it_was(store: Store
         s.new_run(reader)
     assert [e.evaluation for e in store.evaluations(run)] == [s.without_artefacts(s.passed(0))]
     assert store.run("r").elapsed_s == 1.0
-    counted = {"candidate": 1, "artefact": 2, "parentage": 0, "build": 1, '"check"': 2, "timing": 2, "final": 0}
+    counted = {"candidate": 1, "artefact": 2, "parentage": 0, "build": 1, "detail": 1, "timing": 2, "final": 0}
     assert {table: s.rows(store, f"SELECT count(*) FROM {table}")[0][0] for table in counted} == counted
 
 

@@ -27,7 +27,7 @@ from evo.lineage.models import public_id
 from evo.lineage.store import Store
 
 NUMBER = 200
-LARGE = re.compile(r"SCAN (candidate|parentage|build|check|timing|artefact|[ctop])\b")
+LARGE = re.compile(r"SCAN (candidate|parentage|build|detail|timing|artefact|[ctop])\b")
 """Tables that grow with every candidate, also by their names in the views."""
 Question = Callable[[Store, str], object]
 """Of a store with the run "two" and the public id of a candidate in it; its answer must not be empty."""

@@ -166,4 +166,5 @@ def test_several_writers_at_once_lose_and_double_nothing(where: str) -> None:
         tables = ("candidate", "build", "timing", "artefact", "environment")
         counts = [s.rows(store, f"SELECT count(*) FROM {table}")[0][0] for table in tables]
     total = WRITERS * CANDIDATES
-    assert counts == [total, total, 2 * total + WRITERS, 2 * CANDIDATES, 1]
+    first = 2  # whose code is stored, all being equally fast: the first of those that begin at either end
+    assert counts == [total, total, 2 * total + WRITERS, CANDIDATES + first, 1]
