@@ -93,11 +93,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def postgres_url(server: Server) -> Iterator[str]:
+def postgres_url(server: Server) -> str:
     """Of an empty database on a server."""
-    name = server.create_database()
-    yield server.url(name)
-    server.drop_database(name)
+    return server.empty_database()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -53,8 +53,9 @@ ASKED = {
 PROGRAM = """
 import json, sys
 from evo.cli import run
-code = run(sys.argv[1:])
-print(json.dumps([code, sorted(sys.modules)]))
+for words in json.loads(sys.argv[1]):
+    code = run(words)
+    print(json.dumps([words, code, sorted(sys.modules)]))
 """
 
 
@@ -68,17 +69,16 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"db": str(path), "start": start, "end": end}
 
 
-@pytest.mark.parametrize("form", ["table", "json"])
-@pytest.mark.parametrize("command", ASKED)
-def test_a_command_that_asks_imports_nothing_that_it_does_not_need(
-    names: dict[str, str], command: str, form: str
-) -> None:
-    words = [word.format(**names) for word in ASKED[command]] + ["--json"] * (form == "json")
-    done = run_python(Path(), "-c", PROGRAM, *words, "--db", names["db"])
+def test_commands_that_ask_import_nothing_that_they_do_not_need(names: dict[str, str]) -> None:
+    """One after another in a process: what one of them has imported is found after it."""
+    asked = [[word.format(**names) for word in words] + ["--db", names["db"]] for words in ASKED.values()]
+    asked += [[*words, "--json"] for words in asked]
+    done = run_python(Path(), "-c", PROGRAM, json.dumps(asked))
     assert done.returncode == 0, done.stderr
-    code, modules = json.loads(done.stdout.splitlines()[-1])
-    assert code == 0
-    assert not HEAVY & set(modules)
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    assert [words for words, _, _ in told] == asked
+    for words, code, modules in told:
+        assert (code, HEAVY & set(modules)) == (0, set()), words
 
 
 def test_every_name_of_a_heavy_module_is_one() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
-import secrets
 import shutil
 import signal
 import socket
@@ -27,6 +26,15 @@ _PATIENCE_S = 120.0
 
 USER, PASSWORD = "evo", "correct/horse@battery:staple"  # what a URL has to spell as %2F, %40 and %3A
 
+_DATABASE = "evo_tests"
+_EMPTY = """
+SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid();
+DROP SCHEMA public CASCADE;
+CREATE SCHEMA public;
+GRANT USAGE ON SCHEMA public TO PUBLIC  -- as in a new database
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
@@ -38,21 +46,17 @@ class Server:
         url = URL.create("postgresql", user, password, "127.0.0.1", self.port, database)
         return url.render_as_string(hide_password=False)
 
-    def execute(self, sql: str) -> None:
+    def execute(self, sql: str, database: str = "postgres") -> None:
         """As the owner of the server, and outside a transaction."""
         import psycopg
 
-        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
             connection.execute(sql)  # type: ignore[call-overload]
 
-    def create_database(self) -> str:
-        """The name of a new one."""
-        name = f"evo_{secrets.token_hex(6)}"
-        self.execute(f"CREATE DATABASE {name}")
-        return name
-
-    def drop_database(self, name: str) -> None:
-        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    def empty_database(self) -> str:
+        """The URL of one. It is always the same, left by whoever used it: a new one costs the server half a second."""
+        self.execute(_EMPTY, _DATABASE)
+        return self.url(_DATABASE)
 
 
 def _programs() -> Path:
@@ -130,7 +134,9 @@ def start_server() -> Iterator[Server]:
         postgres = begin("postgres", "-p", str(port), "-k", folder, "-h", "127.0.0.1", *options)
         try:
             _await_ready(postgres, folder / "data" / "postmaster.pid", said)
-            yield Server(port=port)
+            server = Server(port=port)
+            server.execute(f"CREATE DATABASE {_DATABASE}")
+            yield server
         finally:
             postgres.send_signal(signal.SIGQUIT)  # at once: nothing of it is to be kept
             postgres.wait(timeout=_PATIENCE_S)
