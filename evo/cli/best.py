@@ -102,7 +102,7 @@ def _say_marks(console: Terminal, found: Sequence[Best | ComparedRun], db: str) 
     console.say_disturbed(*(b.disturbed for b in found))
 
 
-def watch(run: RunName = LATEST, db: Db = DEFAULT_DB) -> None:
+def watch(run: RunName = LATEST, db: Db = DEFAULT_DB, json: Json = False) -> None:
     """Follow a search from another terminal until it ends: what is recorded, and what is best so far."""
     console, told = make_console(), None
     with Store.open(db, write=False) as store:
@@ -111,11 +111,13 @@ def watch(run: RunName = LATEST, db: Db = DEFAULT_DB) -> None:
             run = found.name  # the latest may be another one by then
             counts = ", ".join(f"{count} {status}" for status, count in found.counts.items())
             line = f"{found.name}: {found.status}, {counted(found.evaluations, 'candidate')} ({counts or 'none yet'})"
-            if console.is_terminal:
+            if json and line != told:
+                print_json(found)
+            elif console.is_terminal and not json:
                 console.clear()
                 console.say(line, "bold")
                 _print_best(console, find_best(store, run=run), db)
-            elif line != told:
+            elif line != told and not json:
                 console.say(line)
             told = line
             if found.status != RunStatus.RUNNING:

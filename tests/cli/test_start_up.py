@@ -46,6 +46,7 @@ ASKED = {
     "operators": ["operators", "first"],
     "importance": ["importance", "first"],
     "compare": ["compare", "first", "walk"],
+    "watch": ["watch", "first"],
     "pareto": ["pareto", "first"],
     "query": ["query", "SELECT 1"],
     "prune": ["prune", "first", "--dry-run"],
