@@ -25,6 +25,8 @@ _DEAR_FIXTURES = {"verdicts", "searched", "folder", "module", "toy", "launcher",
 """Of a file: what takes half a minute to set up is set up once, not by every worker."""
 _SEARCHES = {"test_search.py", "test_api.py"}
 """Two searches at once disturb each other, and what was disturbed is timed again."""
+_RECORDED = "database"
+"""The fixture of tests/report: what records runs and renders their pages for a quarter of a minute does so on one worker."""
 _APART = ("folder", "launcher", "loaded", "trained")
 """Those that are set up anew for each of their parameters: a worker may have one."""
 
@@ -44,6 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.name in _SEARCHES:
             item.add_marker(pytest.mark.xdist_group("searches"))
+        elif _RECORDED in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("recorded"))
         elif _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             parts = [item.path.name, *(str(parameters[name]) for name in _APART if name in parameters)]
