@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib
 import os
@@ -35,6 +36,12 @@ TRAINED = {"trained_rmsnorm": "rstd=true", "trained_layernorm": "mean=true,rstd=
 """Packages of a norm and its backward, with the options by which the forward gives what the backward takes."""
 NORMS = ("rows=64,cols=96,dtype=float32", "rows=64,cols=1024,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
 FLOAT64 = "rows=64,cols=96,dtype=float64"
+
+
+def of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that its workers share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 def of(*packages: str) -> pytest.MarkDecorator:
@@ -194,14 +201,18 @@ def exported_rmsnorm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def exported_attention(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package for this CPU: attention with one head size and every kind of mask, causal in float32 alone."""
-    out = tmp_path_factory.mktemp("export") / "exported_attention"
+    """A package for this CPU: attention with one head size and every kind of mask, causal in float32 alone. Compiled once
+    for all workers, which takes a quarter of a minute; each has a copy to import from."""
+    shared = of_this_run(tmp_path_factory) / "exported_attention"
     sizes = "batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64"
     kinds = ["float32", "float32,causal=true", "bfloat16"]
     kinds += [f"{dtype},attn_mask=true{more}" for dtype in ("float32", "bfloat16") for more in ("", ",additive=true")]
     workloads = [f"{sizes},dtype={kind}" for kind in kinds]
-    find_exporter("module").export(request_for("cpu", "native", out, *workloads, kernel="attention"))
-    return out
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not shared.is_dir():
+            find_exporter("module").export(request_for("cpu", "native", shared, *workloads, kernel="attention"))
+    return Path(shutil.copytree(shared, tmp_path_factory.mktemp("export") / shared.name))
 
 
 @pytest.fixture(scope="session")
@@ -228,8 +239,7 @@ def launchers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Those that were built before are found if the run was started with $EVO_KERNELS_CACHE."""
     if _BUILT:
         return Path(_BUILT)
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "launchers"
+    folder = of_this_run(tmp_path_factory) / "launchers"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
