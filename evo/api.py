@@ -45,10 +45,10 @@ class Run:
             return export_run(store, self.name, Path(out), self.db)
 
     def resume(
-        self, budget: str | float | None = None, *, evaluations: int | None = None, progress: bool = True
+        self, budget: str | float | None = None, *, evaluations: int | None = None, progress: bool = True, **place: Any
     ) -> Run:
-        """As `evo.resume`."""
-        return resume(self.name, budget=budget, evaluations=evaluations, db=self.db, progress=progress)
+        """As `evo.resume`. place: its other arguments, which say where."""
+        return resume(self.name, budget=budget, evaluations=evaluations, db=self.db, progress=progress, **place)
 
 
 def search(

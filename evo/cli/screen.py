@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +26,6 @@ from evo.analysis.runs import MILESTONES, read_history
 from evo.cli.best import print_finals
 from evo.cli.options import command_line
 from evo.cli.tables import Terminal, make_table, timing_record
-from evo.errors import UsageError
 from evo.evaluation import PASSED, Costs, Status, Timing
 from evo.executors import InFlight
 from evo.lineage.models import public_id
@@ -37,7 +37,6 @@ from evo.search.loop import Budget, Improvement, Progress
 from evo.search.run import Finalist, Outcome
 
 LINE_EVERY_S = 5.0
-"""In the first minute; then a line a minute."""
 
 _REASON = 300
 """Characters of a reason that are printed."""
@@ -46,6 +45,7 @@ LONG_S = 3.0
 """A candidate that has been in flight for so long is named."""
 
 _STAGES = {
+    "asked": "at the cluster",
     "build": "being compiled",
     "ready": "held up, until the device and its data are ready,",
     "gate": "in the gate",
@@ -53,8 +53,13 @@ _STAGES = {
 }
 
 
+def _is_line_due(last: float, progress: Progress) -> bool:
+    return time.monotonic() - last >= (LINE_EVERY_S if progress.elapsed_s < 60 else 12 * LINE_EVERY_S)
+
+
 class PlainLines:
-    """A line whenever something better is found, and one every few seconds; nothing on a quiet console."""
+    """A line whenever something better is found, and one every five seconds, after a minute every minute; nothing on a quiet
+    console."""
 
     def __init__(self, console: Console, workloads: Sequence[str]) -> None:
         self._console, self._workloads = console, workloads
@@ -81,7 +86,7 @@ class PlainLines:
             gain = f"{1 / found.ratio:.3f}x PyTorch ({_interval(found)})"
             self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {gain}")
         self._improvements = len(progress.improvements)
-        if time.monotonic() - self._last >= (LINE_EVERY_S if progress.elapsed_s < 60 else 12 * LINE_EVERY_S):
+        if _is_line_due(self._last, progress):
             self._last = time.monotonic()
             waiting = _waiting(progress)
             self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}{waiting and f' | {waiting}'}")
@@ -91,29 +96,28 @@ class JsonLog:
     """Appends a line of JSON to a file for each thing that is said or found, and for how far the search is, as often as
     `PlainLines` has it."""
 
-    def __init__(self, path: Path, workloads: Sequence[str]) -> None:
-        """Raises UsageError if the file cannot be written."""
-        self._path, self._workloads = path, workloads
+    def __init__(self, path: Path, run: str, workloads: Sequence[str]) -> None:
+        self._path, self._run, self._workloads = path, run, workloads
         self._improvements, self._last = 0, time.monotonic()
-        self._write("log", text="begun")
+        self._write("begun")
+
+    def end(self, text: str) -> None:
+        self._write("ended", text=text)
 
     def _write(self, event: str, **more: Any) -> None:
-        record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **more}
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise UsageError(f"--log {self._path} cannot be written: {error.strerror}") from error
+        record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, "run": self._run, **more}
+        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # no reason to end a night
+            file.write(json.dumps(record) + "\n")
 
     def say(self, text: str) -> None:
         self._write("said", text=text)
 
     def update(self, progress: Progress) -> None:
-        for found in progress.improvements[self._improvements :]:
+        for found in (f for f in progress.improvements[self._improvements :] if not f.replayed):
             workload, gain = self._workloads[found.task], 1 / found.ratio
             self._write("better", elapsed_s=found.elapsed_s, workload=workload, order=found.order, speedup=gain)
         self._improvements = len(progress.improvements)
-        if time.monotonic() - self._last >= (LINE_EVERY_S if progress.elapsed_s < 60 else 12 * LINE_EVERY_S):
+        if _is_line_due(self._last, progress):
             self._last = time.monotonic()
             status = {str(status): count for status, count in progress.by_status.items()}
             under_way = {"building": progress.building, "measuring": progress.measuring}
@@ -204,12 +208,13 @@ def _interval(found: Improvement) -> str:
 
 
 def busy_share(progress: Progress) -> float:
-    """Share of the time since the first measurement in which the device process worked, unfinished work included."""
+    """Share of the time since the first measurement in which the devices' processes worked, unfinished work included."""
     if progress.first_measured_s is None:
         return 0.0
     _, work = progress.waiting or (None, None)
     on_it = work.seconds if work is not None and work.stage in ("gate", "timing") else 0.0
-    return min(1.0, (progress.spent.device_seconds + on_it) / max(progress.elapsed_s - progress.first_measured_s, 1e-9))
+    since_s = max(progress.elapsed_s - progress.first_measured_s, 1e-9)
+    return min(1.0, (progress.spent.device_seconds + on_it) / (since_s * progress.devices))
 
 
 def _counts(progress: Progress) -> str:

@@ -36,7 +36,7 @@ from evo.cli.options import (
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.screen import JsonLog, LiveScreen, PlainLines, outcome_record, print_outcome
 from evo.cli.tables import Terminal, brief_workload
-from evo.errors import DeviceError, StoreError, UsageError
+from evo.errors import DeviceError, EvoError, StoreError, UsageError
 from evo.executors import AskedTarget, Executor, find_executor
 from evo.export import MANIFEST, check_replaceable, read_manifest
 from evo.lineage import RunSpec, RunStatus, StoredRun
@@ -154,16 +154,6 @@ def open_elsewhere(job: Mapping[str, Any], db: str) -> Iterator[Executor | None]
         yield executor
 
 
-def restrict_devices(target: str | None, devices: str | None) -> None:
-    """What --devices asks for, before any device is asked for. Raises UsageError, DeviceError."""
-    if devices is None or devices == "all":
-        return
-    indices = devices.split(",")
-    if not all(i.isdecimal() for i in indices) or len(set(indices)) < len(indices):
-        raise UsageError(f"--devices {devices!r} is neither all nor different numbers, counted from 0: e.g. 0,1,3")
-    find_target(target or "cuda").restrict(indices)
-
-
 def search(
     context: typer.Context,
     kernel: Annotated[str, typer.Argument(help="A kernel's name, its folder, or a job file (.toml).")],
@@ -217,37 +207,45 @@ def search(
         job |= typed | {"sampler_options": _parse_sampler_options(options)}
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
+    for path in {Path(job["log"]) for job in jobs if job.get("log")}:
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise UsageError(f"--log {path} cannot be written: {error.strerror}") from error
     if len(jobs) > 1:
         for job in jobs:  # what the last one lacks is said before the first one takes its hours
             if not _is_elsewhere(job):
                 configure(job, db)
-    records, again = list[dict[str, Any]](), command_line(db, "search", kernel) if len(jobs) > 1 else None
+    records, failed = list[dict[str, Any]](), 0
     for job in jobs:
         begun = _begun(job.get("name"), db) if from_file and not name else None
-        if begun is not None and begun.status is RunStatus.FINISHED:
+        if begun is not None and begun.status is RunStatus.FINISHED and not (budget or evaluations):
             typer.echo(f"evo: run {begun.name} of {kernel} is finished: evo show {begun.name}", err=True)
             continue
-        opened = open_again(begun.name, db, None, None, job) if begun else open_search(job, db)
-        with opened as (store, run, workers):
-            records.append(
-                _carry_out(
-                    store, run, workers, json=json, export=export, db=db, resumed=begun is not None, again=again,
-                    log=Path(job["log"]) if job.get("log") else None,
-                )
-            )  # fmt: skip
+        opened = open_again(begun.name, db, budget, evaluations, job) if begun else open_search(job, db)
+        again = ("search", kernel) if len(jobs) > 1 else None
+        try:
+            with opened as (store, run, workers):
+                record = _carry_out(store, run, workers, job, json=json, export=export, db=db, begun=begun, again=again)
+        except EvoError as error:
+            if len(jobs) == 1:
+                raise
+            typer.echo(f"evo: {job['name']}: {error}", err=True)  # the others have their turns
+            failed = failed or error.exit_code
+            continue
+        records.append(record)
+        failed = failed or (0 if _has_winner(record) else 1)
     if json:
         print_json(records[0] if len(jobs) == 1 and records else {"searches": records})
-    if not all(map(_has_winner, records)):
-        raise typer.Exit(1)
+    if failed:
+        raise typer.Exit(failed)
 
 
 def _begun(name: str | None, db: str) -> StoredRun | None:
     """The run of that name, if the database has one."""
-    if name is None or ("://" not in db and not Path(db).exists()):
-        return None
-    with Store.open(db, write=False) as store, suppress(UsageError):
-        found = store.run(name)
-        return found if found.name == name else None
+    with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
+        found = store.run(name) if name is not None else None
+        return found if found is not None and found.name == name else None
     return None
 
 
@@ -271,7 +269,6 @@ def open_again(
         store = opened.enter_context(Store.open(db, write=True))
         spec = store.run(run).spec
         elsewhere = opened.enter_context(open_elsewhere({"kernel": spec.kernel, "target": spec.target, **job}, db))
-        restrict_devices(spec.target, job.get("devices"))
         stored = prolong(store, run, budget, evaluations, elsewhere.target if elsewhere else find_target(spec.target))
         yield store, stored, elsewhere or opened.enter_context(open_workers(spec.target, db, job))
 
@@ -292,9 +289,9 @@ def resume(
     """Continue a search that was interrupted."""
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
-    place = {"devices": devices, "executor": executor, "scheduler": scheduler, "cluster": cluster}
+    place = {"devices": devices, "executor": executor, "scheduler": scheduler, "cluster": cluster, "log": log}
     with open_again(run, db, budget, evaluations, place) as (store, stored, workers):
-        record = _carry_out(store, stored, workers, json=json, export=export, db=db, resumed=True, log=log)
+        record = _carry_out(store, stored, workers, place, json=json, export=export, db=db, begun=stored)
     if json:
         print_json(record)
     if not _has_winner(record):
@@ -354,7 +351,6 @@ def configure(job: Mapping[str, Any], db: str, elsewhere: Executor | None = None
 
     job: by the parameters' names; sampler_options: values by name. elsewhere: where it is not for this machine.
     """
-    restrict_devices(job.get("target"), job.get("devices"))
     kernel, target, arch = load_context(job["kernel"], job.get("target"), job.get("arch"), elsewhere)
     asked = elsewhere.target if elsewhere else find_target(target)
     workloads = check_workloads(kernel, target, job.get("workloads") or (), job.get("cover") or ())
@@ -465,6 +461,9 @@ def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[Ma
     return [r.parameters for r in records]
 
 
+_TABLE = re.compile(r"\s*\[\[?\s*search\s*\]")
+
+
 class Job(dict[str, Any]):
     """A search of a job file: its keys are the parameters of `evo search`."""
 
@@ -475,7 +474,8 @@ class Job(dict[str, Any]):
 
     def wrong(self, key: str | None, said: str) -> UsageError:
         """With the line of the key, or that on which the search begins."""
-        own = range(self._first, len(self._lines))
+        tables = (n for n in range(self._first, len(self._lines)) if _TABLE.match(self._lines[n]))
+        own = range(self._first, next(tables, len(self._lines)))
         sets_it = re.compile(rf"\s*(search\.)?[\"']?{key}[\"']?\s*[.=]|\s*\[\[?search\.{key}\]")
         line = next((n for n in own if key and sets_it.match(self._lines[n])), self._first - 1)
         return UsageError(f"job file {self._path}, line {line + 1}: {said}")
@@ -493,7 +493,7 @@ def read_jobs(path: Path) -> list[Job]:
         raise UsageError(f"job file {path} cannot be read: {error}") from error
     tables = found if isinstance(found, list) else [found]
     lines = text.splitlines()
-    begins = [n for n, line in enumerate(lines, 1) if re.match(r"\s*\[\[?\s*search\s*\]", line)] or [1]
+    begins = [n for n, line in enumerate(lines, 1) if _TABLE.match(line)] or [1]
     jobs, named = list[Job](), dict[str, int]()
     for number, table in enumerate(tables):
         first = begins[min(number, len(begins) - 1)]
@@ -546,22 +546,25 @@ def _carry_out(
     store: Store,
     run: StoredRun,
     executor: Executor,
+    job: Mapping[str, Any],
     *,
     json: bool,
     export: Path | None,
     db: str,
-    resumed: bool = False,
-    again: str | None = None,
-    log: Path | None = None,
+    begun: StoredRun | None,
+    again: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
     """Searches, shows how it goes and what was found unless that is to be JSON, and exports the winners. Returns what was
-    found. resumed: the run had begun before; again: the command that continues it, if it is not `evo resume`."""
+    found. job: where it runs, and its log; begun: as it was before, if it is continued; again: the command that continues
+    it, if it is not `evo resume`."""
     console = make_console()
     console.quiet = json
-    before = {"candidates": find_run(store, run.name).evaluations, "search_s": round(run.elapsed_s, 2)} if resumed else None
-    outcome = follow(store, run, executor, console, resumed=resumed, log=log)
+    before = {"candidates": find_run(store, run.name).evaluations, "search_s": round(run.elapsed_s, 2)} if begun else None
+    log = Path(job["log"]) if job.get("log") else None
+    outcome = follow(store, run, executor, console, resumed=begun is not None, log=log)
     if outcome is None:
-        command = again or command_line(db, "resume", run.name)
+        place = [word for name in _PLACE if job.get(name) for word in (f"--{name}", str(job[name]))]
+        command = command_line(db, *(again or ("resume", run.name, *place)))
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
     kernel = load_kernel(run.spec.kernel)
@@ -575,6 +578,9 @@ def _carry_out(
     if not json:
         print_outcome(console, record, found, kernel, db)
     return record
+
+
+_PLACE = ("devices", "scheduler", "cluster", "log")
 
 
 def _has_winner(record: Mapping[str, Any]) -> bool:
@@ -603,7 +609,8 @@ def follow(
     if console.is_terminal and not console.quiet:
         title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
         screen = LiveScreen(console, title, [*names.values()], Budget(**run.spec.budget))
-    shown = [screen, *([JsonLog(log, [*names.values()])] if log else [])]
+    written = JsonLog(log, run.name, [*names.values()]) if log else None
+    shown = [screen, written] if written else [screen]
 
     def say(text: str) -> None:
         for each in shown:
@@ -613,7 +620,10 @@ def follow(
         for each in shown:
             each.update(progress)
 
-    with screen:
+    outcome, why = None, "an error"
+    with screen, ExitStack() as ending_log:
+        if written:
+            ending_log.callback(lambda: written.end(why))
         say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
             with _signals(ending) as searching:
@@ -623,13 +633,10 @@ def follow(
                     say(f"finals of {names[workload]} …")
 
                 outcome = execute(run, store, executor, update, on_search=searching.append, on_finals=finals)
+            why = str(outcome.reason)
         except KeyboardInterrupt:
-            outcome = None
-    if outcome is not None and outcome.reason is StopReason.INTERRUPTED:
-        outcome = None
-    if log:
-        shown[-1].say(f"ended: {outcome.reason if outcome else StopReason.INTERRUPTED}")
-    return outcome
+            why = str(StopReason.INTERRUPTED)
+    return None if why == StopReason.INTERRUPTED else outcome
 
 
 @contextmanager
@@ -640,7 +647,7 @@ def _signals(ending: Sequence[signal.Signals]) -> Iterator[list[Search]]:
     searching: list[Search] = []
 
     def stop(number: int, frame: object) -> None:
-        if not searching:
+        if not searching or searching[-1].over:
             raise KeyboardInterrupt
         searching.pop().interrupt()
         with suppress(OSError):  # the terminal may be gone

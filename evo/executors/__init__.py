@@ -57,7 +57,7 @@ class InFlight:
     workload: Workload
     stage: str
     """"build", "gate" or "timing"; or "ready": the device, and the data that it is judged with there, are being made
-    ready, which has no limit that is its own."""
+    ready, which has no limit that is its own; "asked": elsewhere, which of these is not known."""
     seconds: float
     left_s: float | None
     again: bool = False

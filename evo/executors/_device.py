@@ -132,7 +132,7 @@ class Device:
 
     def post(self, job: Job) -> None:
         """Behind those posted before, of which there may be none if the job is of a later generation."""
-        self._used_up = job.generation > self.generation
+        self._used_up = self._used_up or job.generation > self.generation
         self.generation = job.generation
         self._posted.append(job)
         if self._worker is not None and not self._used_up:

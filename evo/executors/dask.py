@@ -32,7 +32,7 @@ from distributed import Client, KilledWorker, get_worker
 from distributed.comm.core import CommClosedError
 
 from evo import __version__
-from evo.errors import DeviceError, EngineError, EvoError, UsageError, error_line
+from evo.errors import DeviceError, EvoError, UsageError, error_line
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import deliver, failure
@@ -46,18 +46,18 @@ DEVICE = "device"
 
 _ANSWER_S = 10.0
 """How long a scheduler may take to answer at first, and to give a result that it has."""
-_STARTING_S = 60.0
-"""How long the first worker with a device may take to come."""
+_STARTING_S = 120.0
+"""How long workers may take to come, of a cluster that was not started here, and to import what they need."""
 _AWAY_S = 600.0
 """How long a search waits for a scheduler, or for a worker with a device, that is gone."""
 _TICK_S = 1.0
 _KEPT_BUILDS = 256
 """Whose binaries stay on the workers that have them."""
+_ATTEMPTS = 3
+"""Of a request whose workers are lost; Dask has given each several more (`distributed.scheduler.allowed-failures`)."""
 
 _ELSEWHERE = Build(status=Status.CRASH, arch="", compiler="", source_digest="")
 """In place of a build that goes another way."""
-
-_LOST = (CancelledError, CommClosedError, TimeoutError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,8 @@ class _Setup:
     version: str
     config: ExecutorConfig
     """`cache_dir`, `builders` and `devices` are the worker's own."""
+    device: str = ""
+    """The name of all that measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,7 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)
     task: Any = None
     """None where it is to be asked for again."""
+    attempts: int = 0
     since_s: float = field(default_factory=time.monotonic)
 
 
@@ -101,8 +104,8 @@ class DaskExecutor:
         """Raises UsageError, DeviceError if the cluster cannot be used."""
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said here
         self._setup = _Setup(session=uuid.uuid4().hex, target=target, version=__version__, config=config)
-        self._cluster, self._address = _cluster(config.scheduler)
-        self._client: Any = _connect(self._address)
+        self._client: Any = None
+        self._cluster, self._address, wanted = _cluster(config.scheduler)
         self._lock = threading.RLock()
         self._jobs: set[_Job] = set()
         self._generation = 0
@@ -112,11 +115,15 @@ class DaskExecutor:
         """By identity, with the task of the cluster whose result it is: a binary goes from worker to worker."""
         self._folders: dict[str, Any] = {}
         try:
-            self.builders, self.devices = self._wait_for_workers()
+            self._client = _connect(self._address)
+            self.builders, self.devices = self._wait_for_workers(wanted)
             self.target = _RemoteTarget(target, self._ask)
-        except BaseException:
+            self._setup = replace(self._setup, device=self.target.device().name)
+        except BaseException as error:
             self._end_cluster()
-            raise
+            if isinstance(error, EvoError) or not isinstance(error, Exception):
+                raise
+            raise DeviceError(f"the cluster at {self._address} cannot be used: {_said(error)}") from error
         self._thread = threading.Thread(target=self._settle_all, name="evo-dask", daemon=True)
         self._thread.start()
 
@@ -143,7 +150,7 @@ class DaskExecutor:
             InFlight(
                 genome=job.request.genome,
                 workload=job.request.workload,
-                stage="build" if job.building else "ready",
+                stage="asked",
                 seconds=now - job.since_s,
                 left_s=None,
             )
@@ -161,10 +168,15 @@ class DaskExecutor:
         for job in jobs:
             job.future.cancel()
         self._thread.join()
+        ending = threading.Thread(target=self._end_session, args=(jobs,), daemon=True)
+        ending.start()
+        ending.join(_ANSWER_S)  # a worker that hangs is not waited for
+        self._end_cluster()
+
+    def _end_session(self, jobs: list[_Job]) -> None:
         with suppress(Exception):  # a cluster that is gone has nothing left to end
             self._client.cancel([job.task for job in jobs if job.task is not None])
             self._client.run(_end_session, self._setup.session, on_error="ignore")
-        self._end_cluster()
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -179,7 +191,7 @@ class DaskExecutor:
 
     def _send(self, job: _Job) -> None:
         """Asks the cluster. Where it cannot be asked now, that is done when the connection is back."""
-        with self._lock, suppress(*_LOST, RuntimeError, ValueError):
+        with self._lock, suppress(Exception):  # the client has many that say that it is not connected
             setup, request = self._setup, job.request
             folder = self._folder(request.kernel)
             if job.building:
@@ -195,13 +207,17 @@ class DaskExecutor:
     def _settle_all(self) -> None:
         away_s, next_s = None, 0.0
         while not self._closed:
-            with suppress(queue.Empty):
-                self._settle(*self._done.get(timeout=_TICK_S))
-            now = time.monotonic()
-            if now < next_s:
-                continue
-            next_s = now + _TICK_S
-            missing = self._missing()
+            missing = ""
+            try:
+                with suppress(queue.Empty):
+                    self._settle(*self._done.get(timeout=_TICK_S))
+                now = time.monotonic()
+                if now < next_s:
+                    continue
+                next_s = now + _TICK_S
+                missing = self._missing()
+            except Exception as error:  # of a client whose connection is lost at that moment
+                now, missing = time.monotonic(), f"the cluster at {self._address} cannot be used: {_said(error)}"
             away_s = None if not missing else away_s or now
             if away_s is not None and now - away_s > _AWAY_S:
                 self._give_up(f"{missing}, for {_AWAY_S:.0f} s now; what was found so far is kept: resume when it is back")
@@ -224,6 +240,8 @@ class DaskExecutor:
             for job in self._jobs:
                 if job.task is None:
                     self._send(job)
+            if any(job.task is None for job in self._jobs):
+                return f"the scheduler at {self._address} takes no requests"
         waits = any(not job.building for job in list(self._jobs))
         return f"no worker of the scheduler at {self._address} has a device" if waits and not self._workers()[1] else ""
 
@@ -237,26 +255,35 @@ class DaskExecutor:
         """Tells a result; asks again for what was lost with a worker, the scheduler or the connection."""
         if job.task is not task:
             return  # it was asked again since
-        result: object
-        try:
-            result = task.result(timeout=_ANSWER_S)
-        except KilledWorker as error:
-            result = _lost(job, f"every worker that was at this was lost: {error_line(str(error))}")
-        except _LOST:
+        result = self._answer(job, task)
+        if result is None:
             with self._lock:  # what else lay there may be lost, too
                 job.task = None
                 self._builds.clear()
                 self._folders.clear()
             return
-        except EvoError as error:
-            result = error
-        except Exception as error:  # of a cluster, or of a worker that lacks what it needs
-            result = EngineError(f"a worker of {self._address} fails: {type(error).__name__}: {error}")
         with self._lock:
             self._jobs.discard(job)
             if isinstance(result, Build) and result.binary is not None:
                 self._keep(result, task)
         deliver(job.future, result)
+
+    def _answer(self, job: _Job, task: Any) -> object:
+        """A result, or an exception that the job ends with; None if the job is to be asked for again."""
+        if task.status == "finished":
+            with suppress(Exception):  # it is lost on its way
+                return task.result(timeout=_ANSWER_S)
+        if task.status != "error":
+            return None
+        error = task.exception(timeout=_ANSWER_S)
+        if isinstance(error, KilledWorker):
+            job.attempts += 1
+            if job.attempts < _ATTEMPTS:
+                return None
+            return _lost(job, f"all workers that were at this were lost: {_said(error)}")
+        if isinstance(error, CancelledError | CommClosedError):  # its worker was ending
+            return None
+        return error if isinstance(error, EvoError) else DeviceError(f"a worker of {self._address} fails: {_said(error)}")
 
     # -- what stays on the workers ------------------------------------------------------------------------------------
 
@@ -292,11 +319,13 @@ class DaskExecutor:
         devices = sum(int(worker["resources"].get(DEVICE, 0)) for worker in found)
         return max(1, sum(worker["nthreads"] for worker in found) - devices), devices
 
-    def _wait_for_workers(self) -> tuple[int, int]:
-        """Raises DeviceError if none comes that has a device, UsageError for one of another version."""
+    def _wait_for_workers(self, wanted: int) -> tuple[int, int]:
+        """As many as wanted, of which one has a device. Raises DeviceError if none comes that has one, UsageError for one of
+        another version."""
         deadline = time.monotonic() + _STARTING_S
-        while not (found := self._workers())[1]:
-            if time.monotonic() > deadline:
+        while not (found := self._workers())[1] or len(self._client.scheduler_info(n_workers=-1)["workers"]) < wanted:
+            # Those of a cluster that is started may have to queue for hours.
+            if self._cluster is None and time.monotonic() > deadline:
                 raise DeviceError(
                     f"no worker of the scheduler at {self._address} has a device: start one beside each, with"
                     f" dask worker {self._address} --nthreads 8 --resources {DEVICE}=1"
@@ -304,17 +333,25 @@ class DaskExecutor:
             time.sleep(0.1)
         for worker, answer in self._client.run(_version, on_error="return").items():
             if isinstance(answer, Exception):
-                raise DeviceError(f"the worker at {worker} cannot import evo ({answer}): install evo {__version__} there")
+                lacks = f"the worker at {worker} cannot import evo ({_said(answer)})"
+                raise DeviceError(f"{lacks}: install evo {__version__} there")
             _check_version(answer, worker)
         return found
 
     def _ask(self, function: Callable[..., Any], *arguments: object) -> Any:
         """What a worker with a device answers. Raises what the function raises."""
-        return self._client.submit(function, *arguments, pure=False, resources={DEVICE: 1}).result(timeout=_STARTING_S)
+        asked = self._client.submit(function, *arguments, pure=False, resources={DEVICE: 1}, priority=2)
+        try:
+            return asked.result(timeout=_STARTING_S)
+        except EvoError:
+            raise
+        except Exception as error:
+            raise DeviceError(f"no worker of {self._address} with a device answers: {_said(error)}") from error
 
     def _end_cluster(self) -> None:
         with suppress(Exception):
-            self._client.close(timeout=_ANSWER_S)
+            if self._client is not None:
+                self._client.close(timeout=_ANSWER_S)
         if self._cluster is not None:
             with suppress(Exception):
                 self._cluster.close(timeout=_ANSWER_S)
@@ -340,12 +377,18 @@ class _RemoteTarget:
         return cast(str, self._answer("compiler"))
 
 
-def _cluster(scheduler: str) -> tuple[Any, str]:
-    """A cluster that is started, if a file describes one, and the address of its scheduler. Raises UsageError."""
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error_line(str(error))}"
+
+
+def _cluster(scheduler: str) -> tuple[Any, str, int]:
+    """A cluster that is started, if a file describes one, the address of its scheduler, and how many workers to wait for.
+    Raises UsageError."""
     if not scheduler:
         raise UsageError("--executor dask needs --scheduler tcp://HOST:8786, or --cluster FILE.yaml, which starts a cluster")
     if not scheduler.endswith((".yaml", ".yml")):
-        return None, scheduler
+        return None, scheduler, 1
+    cluster = None
     try:
         job = yaml.safe_load(Path(scheduler).read_text())
         module, _, name = job["cluster"].rpartition(".")
@@ -353,12 +396,13 @@ def _cluster(scheduler: str) -> tuple[Any, str]:
         if "workers" in job:
             cluster.scale(job["workers"])
     except Exception as error:  # of whichever class of cluster
-        said = f"{type(error).__name__}: {error_line(str(error))}"
+        if cluster is not None:
+            cluster.close()
         raise UsageError(
-            f"--cluster {scheduler} starts no cluster ({said}): it needs cluster: distributed.LocalCluster or another class,"
-            " options: its arguments, workers: how many"
+            f"--cluster {scheduler} starts no cluster ({_said(error)}): it needs cluster: distributed.LocalCluster or"
+            " another class, options: its arguments, workers: how many"
         ) from error
-    return cluster, cluster.scheduler_address
+    return cluster, cluster.scheduler_address, int(job.get("workers", 1))
 
 
 def _connect(address: str) -> Any:
@@ -367,8 +411,7 @@ def _connect(address: str) -> Any:
     try:
         return make(address, timeout=_ANSWER_S, set_as_default=False, name="evo")
     except Exception as error:  # a name that no resolver knows, a port that nobody listens at, a certificate
-        said = error_line(str(error)) or type(error).__name__
-        raise DeviceError(f"the scheduler at {address} does not answer ({said})") from error
+        raise DeviceError(f"the scheduler at {address} does not answer ({_said(error)})") from error
 
 
 def _builds_of(request: Request | RaceRequest) -> list[Build]:
@@ -405,8 +448,11 @@ def _check_version(version: str, worker: str) -> None:
 # -- in a worker of the cluster -------------------------------------------------------------------------------------
 
 _opening = threading.Lock()
-_open: dict[str, tuple[LocalExecutor, list[int]]] = {}
-"""By session: its executor, and the generation of its devices."""
+_open: dict[str, LocalExecutor] = {}
+"""By target."""
+_sessions: dict[str, int] = {}
+"""Those that use one, with the generation of its devices."""
+_ended: set[str] = set()
 _folders: dict[str, Path] = {}
 """Of kernels, by their digests."""
 
@@ -426,9 +472,12 @@ def _question(target: str, question: str, *arguments: str) -> Any:
 def _executor(setup: _Setup, generation: int) -> LocalExecutor:
     """Raises UsageError, DeviceError."""
     with _opening:
-        if setup.session not in _open:
-            worker = get_worker()
+        worker = get_worker()
+        if setup.session in _ended:
+            raise CancelledError
+        if setup.session not in _sessions:
             _check_version(setup.version, worker.address)
+        if setup.target not in _open:
             # A nanny's worker may have no children, lest they outlive it; these end with it (`end_with_command`).
             getattr(multiprocessing.process.current_process(), "_config")["daemon"] = False  # noqa: B009
             count = int(worker.state.total_resources.get(DEVICE, 0))
@@ -441,20 +490,27 @@ def _executor(setup: _Setup, generation: int) -> LocalExecutor:
                 builders=max(1, worker.state.nthreads - count),
                 devices=devices,
             )
-            for session in list(_open):
-                _open.pop(session)[0].close()
-            _open[setup.session] = LocalExecutor(setup.target, config), [0]
-        executor, seen = _open[setup.session]
-        if generation > seen[0]:
-            seen[0] = generation
+            if count and setup.device not in ("", name := find_target(setup.target).device().name):
+                raise DeviceError(
+                    f"the worker at {worker.address} has another device, {name}, than those that measure, {setup.device}:"
+                    " their times do not compare"
+                )
+            _open[setup.target] = LocalExecutor(setup.target, config)
+        executor = _open[setup.target]
+        if generation > _sessions.setdefault(setup.session, 0):
+            _sessions[setup.session] = generation
             executor.renew_device()
         return executor
 
 
 def _end_session(session: str) -> None:
+    """The last one ends what they have used. Not in this thread, which answers the scheduler."""
     with _opening:
-        if session in _open:
-            _open.pop(session)[0].close()
+        _ended.add(session)
+        if _sessions.pop(session, None) is not None and not _sessions:
+            for executor in _open.values():
+                threading.Thread(target=executor.close, daemon=True).start()
+            _open.clear()
 
 
 def _local_folder() -> Path:

@@ -40,7 +40,11 @@ def _pack(connection: Connection) -> None:
                 continue
             seen.add(sha256)
             found = connection.scalar(text("SELECT data FROM artefact WHERE sha256 = :sha256"), {"sha256": sha256})
-            base, packed = bases.pack(("source", run, task), zlib.decompress(found), sha256)
+            try:
+                source = zlib.decompress(found)
+            except zlib.error:  # a damaged one stays as it is, and is told where it is read
+                continue
+            base, packed = bases.pack(("source", run, task), source, sha256)
             if base is not None:
                 connection.execute(repack, {"sha256": sha256, "base": base, "data": packed})
 

@@ -112,6 +112,8 @@ class Progress:
     """The part of it that went into candidates which have a result."""
     first_measured_s: float | None = None
     elapsed_s: float = 0.0
+    devices: int = 1
+    """That measure."""
 
 
 Observer = Callable[[Progress], None]
@@ -175,11 +177,11 @@ class Search:
         self._disturbed_again = 0
         """Candidates in a row whose second measurement was disturbed, too."""
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._interrupted = False
+        self._interrupted = self.over = False
         self._before_s, self._started = run.elapsed_s, None if self._recorded else time.monotonic()
         self.started_unix = time.time()
         """When this part of the search began; of one that is continued, after the replay."""
-        self.progress = Progress()
+        self.progress = Progress(devices=executor.devices)
 
     def interrupt(self) -> None:
         """Safe in a signal handler: the loop begins nothing more, and stops when what is in flight is stored."""
@@ -201,6 +203,7 @@ class Search:
                 self.progress.waiting = self._waited_for()
                 self._observer(self.progress)
                 if reason is not None:
+                    self.over = True
                     return reason
                 self._wait()
 
@@ -214,20 +217,20 @@ class Search:
     def _advance(self) -> StopReason | None:
         """Asks and tells as far as results allow; the reason to stop, if there is one."""
         while True:
-            asked = len(self._candidates)
-            if self._interrupted and self._told == asked:
+            asked, interrupted = len(self._candidates), self._interrupted
+            if interrupted and self._told == asked:
                 return StopReason.INTERRUPTED
             # What is recorded is replayed whatever the budget says: the finals are about all of it.
             replaying = asked <= self._last_recorded
             if not replaying and self._started is None:
                 self._started, self.started_unix = time.monotonic(), time.time()
-            budget = self._budget if not self._interrupted else Budget(evaluations=asked)
-            if not replaying and budget.seconds is not None and self.elapsed_s >= budget.seconds:
+            budget, searching = self._budget, not replaying and not interrupted
+            if searching and budget.seconds is not None and self.elapsed_s >= budget.seconds:
                 return StopReason.TIME
-            if not replaying and budget.patience is not None and self._told_since_better >= budget.patience:
+            if searching and budget.patience is not None and self._told_since_better >= budget.patience:
                 return StopReason.PATIENCE
             limit = budget.evaluations
-            may_ask = self._open_tasks and not self._interrupted and (replaying or limit is None or asked < limit)
+            may_ask = self._open_tasks and not interrupted and (replaying or limit is None or asked < limit)
             if may_ask and asked - self._told < self._max_in_flight:
                 self._ask()
             elif self._told < asked and self._candidates[self._told].status is not None:

@@ -199,21 +199,28 @@ def open_executor(
 
 
 def choose_devices(target: str, devices: str | None) -> tuple[str, ...]:
-    """Those that candidates are measured on: all that this process sees, or the first of them where none are named.
+    """Those that candidates are measured on, by their identities; the target's first where none are named.
 
-    devices: "all", or indices, which `Target.restrict` has been told of. Raises DeviceError where one is missing, or where
-    they are not of one kind: their times do not compare.
+    devices: "all", or indices: 0,1,3. Raises UsageError for another text, DeviceError where one is missing, or where they
+    are not of one kind: their times do not compare.
     """
     if devices is None:
         return ("",)
+    indices = devices.split(",")
+    if devices != "all" and (not all(i.isdecimal() for i in indices) or len(set(indices)) < len(indices)):
+        raise UsageError(f"--devices {devices!r} is neither all nor different numbers, counted from 0: e.g. 0,1,3")
     found = find_target(target).devices()
-    asked = len(found) if devices == "all" else len(devices.split(","))
-    if len(found) < asked:
-        there = f"{len(found)} of its devices answer" if len(found) > 1 else "one of its devices answers"
-        raise DeviceError(f"--devices {devices}: {there} on target {target}, counted from 0")
-    if len(kinds := set(found.values())) > 1:
-        raise DeviceError(f"--devices {devices}: their times do not compare, as they are {' and '.join(sorted(kinds))}")
-    return tuple(found) if asked > 1 else ("",)
+    chosen = range(len(found)) if devices == "all" else [int(i) for i in indices]
+    if beyond := [i for i in chosen if i >= len(found)]:
+        there = f"{len(found)} answer" if len(found) > 1 else "one answers"
+        raise DeviceError(f"--devices {devices}: there is no device {beyond[0]} of target {target}: {there}, counted from 0")
+    identities, names = list(found), list(found.values())
+    if len(kinds := {names[0], *(names[i] for i in chosen)}) > 1:  # the first is what the record describes
+        raise DeviceError(
+            f"--devices {devices}: times of {' and '.join(sorted(kinds))} do not compare; have this process see devices of"
+            " one kind alone (docs/scaling.md)"
+        )
+    return tuple(identities[i] for i in chosen) if len(found) > 1 else ("",)
 
 
 def execute(

@@ -153,8 +153,8 @@ class Target(Protocol):
         ...
 
     def restrict(self, devices: Sequence[str]) -> None:
-        """From now on this process, and each that it starts, sees these devices alone, in this order: indices among those
-        that it saw, or identities. It must not have asked for any before. Raises DeviceError for an index that none has."""
+        """From now on this process sees these devices alone, by their identities, in this order. It must not have asked for
+        any before."""
         ...
 
     def limits(self, arch: str) -> Limits:

@@ -47,8 +47,7 @@ class CpuTarget:
         return {"0": model()}
 
     def restrict(self, devices: Sequence[str]) -> None:
-        if list(devices) != ["0"]:
-            raise DeviceError(f"the cpu target has one device, 0, and not {', '.join(devices)}: all cores together")
+        """There is one: all cores together."""
 
     def limits(self, arch: str) -> Limits:
         """Cores this process may use, and their last-level cache. Raises DeviceError for an unknown arch."""

@@ -25,8 +25,6 @@ from evo.runtime.package import Unavailable
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._machine_code import code_hash, triggers_dependents
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-
 
 class CudaTarget:
     """The methods are those of `evo.targets.Target`."""
@@ -48,10 +46,7 @@ class CudaTarget:
 
     def restrict(self, devices: Sequence[str]) -> None:
         """The driver reads the variable when it is initialised, and numbers what it finds there anew."""
-        seen = os.environ.get(_VISIBLE, "").split(",")
-        if seen != [""] and (beyond := [d for d in devices if d.isdigit() and int(d) >= len(seen)]):
-            raise DeviceError(f"there is no GPU {beyond[0]}: {_VISIBLE} leaves {len(seen)}, counted from 0")
-        os.environ[_VISIBLE] = ",".join(seen[int(d)] if d.isdigit() and seen != [""] else d for d in devices)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
 
     @staticmethod
     @cache
