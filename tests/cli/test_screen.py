@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,18 @@ def shown(live: bool, *updates: Progress) -> str:
     return out.getvalue()
 
 
+def test_a_log_has_a_line_for_what_is_better_and_for_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
+    log = screen.JsonLog(tmp_path / "log.jsonl", "night", ["4096"])
+    log.update(progress({}))
+    log.update(progress({}))  # what was told is not told again
+    log.end("time is up")
+    told = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [t["event"] for t in told] == ["begun", "better", "progress", "progress", "ended"]
+    assert (told[1]["order"], told[1]["speedup"], told[1]["workload"]) == (12, 2.0, "4096")
+    assert {t["run"] for t in told} == {"night"}
+
+
 def held_up(seconds: float, stage: str = "gate") -> Progress:
     genome = Genome.of({"unroll": 1})
     work = InFlight(genome=genome, workload=WORKLOADS[0], stage=stage, seconds=seconds, left_s=25.0)
@@ -79,6 +92,7 @@ def test_the_end_of_a_search_says_whom_it_still_waited_for() -> None:
 def test_a_candidate_that_is_not_finished_keeps_the_device_busy() -> None:
     assert busy_share(held_up(10.0)) == 1.0
     assert busy_share(held_up(10.0, "build")) == 0.0
+    assert busy_share(replace(held_up(10.0), devices=2)) == 0.5
 
 
 class Looking:

@@ -243,6 +243,11 @@ def test_a_renewed_device_is_another_process(executor: LocalExecutor, kernel: Pa
     assert measure(executor, kernel, honest).status is Status.OK
     after = {p.pid for p in descendants()}
     assert len(before - after) == len(after - before) == 1
+    executor.renew_device()
+    wrong = executor.build(build_request(kernel, "wrong")).result(PATIENCE_S)
+    asked = [("honest", honest), ("wrong", wrong), ("honest", honest)]  # at once: each has its own answer
+    found = [executor.measure(measure_request(kernel, build, mode, timed=False)) for mode, build in asked]
+    assert [f.result(PATIENCE_S).status for f in found] == [Status.OK, Status.WRONG, Status.OK]
 
 
 def prepare_dead_device(scratch: Path) -> None:
