@@ -25,6 +25,8 @@ _DEAR_FIXTURES = {"verdicts", "searched", "folder", "module", "toy", "launcher",
 """Of a file: what takes half a minute to set up is set up once, not by every worker."""
 _SEARCHES = {"test_search.py", "test_api.py"}
 """Two searches at once disturb each other, and what was disturbed is timed again."""
+_LAUNCHED = {"test_calls.py", "test_native.py"}
+"""They take half a minute for each native launcher that they build; another worker that wants the same would wait for it."""
 _RECORDED = "database"
 """The fixture of tests/report: what records runs and renders their pages for a quarter of a minute does so on one worker."""
 _APART = ("folder", "launcher", "loaded", "trained")
@@ -46,6 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.name in _SEARCHES:
             item.add_marker(pytest.mark.xdist_group("searches"))
+        elif item.path.name in _LAUNCHED:
+            item.add_marker(pytest.mark.xdist_group("launchers"))
         elif _RECORDED in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("recorded"))
         elif _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
