@@ -111,14 +111,12 @@ def watch(run: RunName = LATEST, db: Db = DEFAULT_DB, json: Json = False) -> Non
             run = found.name  # the latest may be another one by then
             counts = ", ".join(f"{count} {status}" for status, count in found.counts.items())
             line = f"{found.name}: {found.status}, {counted(found.evaluations, 'candidate')} ({counts or 'none yet'})"
-            if json and line != told:
-                print_json(found)
-            elif console.is_terminal and not json:
+            if console.is_terminal and not json:
                 console.clear()
                 console.say(line, "bold")
                 _print_best(console, find_best(store, run=run), db)
-            elif line != told and not json:
-                console.say(line)
+            elif line != told:
+                print_json(found) if json else console.say(line)
             told = line
             if found.status != RunStatus.RUNNING:
                 break

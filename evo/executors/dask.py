@@ -145,7 +145,7 @@ class DaskExecutor:
         """Those that were asked for; the cluster does not tell which of them have begun."""
         now = time.monotonic()
         with self._lock:
-            jobs = [job for job in self._jobs if isinstance(job.request, Request)]
+            jobs = list(self._jobs)
         found = [
             InFlight(
                 genome=job.request.genome,
@@ -243,7 +243,7 @@ class DaskExecutor:
             if any(job.task is None for job in self._jobs):
                 return f"the scheduler at {self._address} takes no requests"
         waits = any(not job.building for job in list(self._jobs))
-        return f"no worker of the scheduler at {self._address} has a device" if waits and not self._workers()[1] else ""
+        return f"no worker of the scheduler at {self._address} has a device" if waits and not self._workers()[2] else ""
 
     def _give_up(self, reason: str) -> None:
         with self._lock:
@@ -313,17 +313,20 @@ class DaskExecutor:
 
     # -- the cluster --------------------------------------------------------------------------------------------------
 
-    def _workers(self) -> tuple[int, int]:
-        """Threads that build, and devices, of all workers."""
+    def _workers(self) -> tuple[int, int, int]:
+        """How many there are; threads that build, and devices, of all of them."""
         found = self._client.scheduler_info(n_workers=-1)["workers"].values()
         devices = sum(int(worker["resources"].get(DEVICE, 0)) for worker in found)
-        return max(1, sum(worker["nthreads"] for worker in found) - devices), devices
+        return len(found), max(1, sum(worker["nthreads"] for worker in found) - devices), devices
 
     def _wait_for_workers(self, wanted: int) -> tuple[int, int]:
         """As many as wanted, of which one has a device. Raises DeviceError if none comes that has one, UsageError for one of
         another version."""
         deadline = time.monotonic() + _STARTING_S
-        while not (found := self._workers())[1] or len(self._client.scheduler_info(n_workers=-1)["workers"]) < wanted:
+        while True:
+            count, builders, devices = self._workers()
+            if devices and count >= wanted:
+                break
             # Those of a cluster that is started may have to queue for hours.
             if self._cluster is None and time.monotonic() > deadline:
                 raise DeviceError(
@@ -336,7 +339,7 @@ class DaskExecutor:
                 lacks = f"the worker at {worker} cannot import evo ({_said(answer)})"
                 raise DeviceError(f"{lacks}: install evo {__version__} there")
             _check_version(answer, worker)
-        return found
+        return builders, devices
 
     def _ask(self, function: Callable[..., Any], *arguments: object) -> Any:
         """What a worker with a device answers. Raises what the function raises."""
