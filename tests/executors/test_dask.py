@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def wait_until(happened: Callable[[], object], what: str) -> None:
     while not happened():
         assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
         time.sleep(0.05)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Wire:
@@ -85,8 +91,12 @@ class Cluster:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.address, self.wire = f"tcp://127.0.0.1:{self.port}", Wire(self.port)
-        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
         self.workers: list[subprocess.Popen[bytes]] = []
+        self._start_scheduler()
+
+    def _start_scheduler(self) -> None:
+        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
+        wait_until(lambda: answers(self.port), "the scheduler starts")
 
     def _start(self, what: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self._folder / "log.txt").open("ab") as log:
@@ -99,7 +109,7 @@ class Cluster:
 
     def worker_processes(self) -> list[psutil.Process]:
         """Those that nannies have started, and start again."""
-        found = []
+        found: list[psutil.Process] = []
         for nanny in self.workers:
             with suppress(psutil.Error):
                 found += [p for p in psutil.Process(nanny.pid).children() if "spawn_main" in " ".join(p.cmdline())]
@@ -109,7 +119,7 @@ class Cluster:
         """The scheduler; its workers end with it, and are started again by what started them."""
         self.scheduler.kill()
         self.scheduler.wait()
-        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
+        self._start_scheduler()
         for worker in self.workers.copy():
             worker.wait(PATIENCE_S)
             self.workers.remove(worker)
@@ -154,39 +164,50 @@ def test_a_search_survives_what_happens_to_workers_scheduler_and_network(
     for _ in range(2):
         cluster.add_worker()
 
-    def search() -> None:
-        evo.search(
-            kernel,
-            target="cpu",
-            scheduler=cluster.wire.address,
-            evaluations=24,
-            seed=3,
-            finalists=1,
-            name="cut",
-            db=db,
-            progress=False,
-        )
+    searching: Future[object] = Future()
 
-    searching = threading.Thread(target=search, daemon=True)
-    searching.start()
+    def search() -> None:
+        try:
+            found = evo.search(
+                kernel,
+                target="cpu",
+                scheduler=cluster.wire.address,
+                evaluations=24,
+                seed=3,
+                finalists=1,
+                name="cut",
+                db=db,
+                progress=False,
+            )
+            searching.set_result(found)
+        except Exception as error:
+            searching.set_exception(error)
+
+    threading.Thread(target=search, daemon=True).start()
 
     def wait_for(more: int, what: str) -> None:
         before = len(candidates(db))
-        wait_until(lambda: len(candidates(db)) >= before + more, f"the search goes on {what}")
+        wait_until(lambda: searching.done() or len(candidates(db)) >= before + more, f"the search goes on {what}")
+        if searching.done():
+            searching.result()
 
     draw = random.Random(1)
+
+    def a_worker() -> psutil.Process:
+        wait_until(cluster.worker_processes, "a worker starts again")
+        return draw.choice(cluster.worker_processes())
+
     wait_for(3, "at first")
     for _ in range(3):
-        draw.choice(cluster.worker_processes()).kill()
+        a_worker().kill()
         wait_for(1, "after a worker was killed")
-    draw.choice(cluster.worker_processes()).send_signal(signal.SIGSTOP)
+    a_worker().send_signal(signal.SIGSTOP)
     wait_for(8, "beside a worker that hangs")  # as many as are in flight: its own are among them
     cluster.wire.cut()
     wait_for(1, "after the network was cut")
     cluster.restart()
     wait_for(4, "after the scheduler was started again")
-    searching.join(PATIENCE_S)
-    assert not searching.is_alive()
+    searching.result(PATIENCE_S)
     assert candidates(db) == list(range(24))
     evo.resume("cut", evaluations=25, db=db, progress=False)  # replays: other proposals would be refused
     assert candidates(db) == list(range(25))
