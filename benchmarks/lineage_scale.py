@@ -1,21 +1,23 @@
-"""A lineage database of a million candidates: how fast it fills, how large it is, how long each command takes.
+"""A search of a million candidates: what one more costs the command that searches, and how fast commands answer then.
 
-    python benchmarks/lineage_scale.py --db /tmp/scale.db [--candidates 1000000] [--runs 1000] [--sources] [--json]
-    python benchmarks/lineage_scale.py --db postgresql://user@host/name [...]
+    python benchmarks/lineage_scale.py --from RECORDED.db --db /tmp/scale.db [--candidates 1000000] [--runs 1] [--json]
+    python benchmarks/lineage_scale.py --from RECORDED.db --db postgresql://user@host/name [...]
     python benchmarks/lineage_scale.py --db ... --only-ask        times the commands on a database that is there
-    python benchmarks/lineage_scale.py --db ... --writers 10      ten processes at once, each with runs of its own
+    python benchmarks/lineage_scale.py --from ... --writers 10    ten processes at once, each with runs of its own
 
-Records are full: each candidate has its parents, a build, 17 checks and two timings with 24 samples each, and each
-run its finals and winners, of the sizes that searches of layernorm leave behind. With --sources each candidate has a
-source of its own too, of 20 kB; compressing those is most of the work then. Only the time in the store counts, not
-that of making records up. Commands are started as `evo COMMAND --json` and timed from outside, the second of two
-turns, by the clock and, as a busy machine cannot disturb, on the processor (a server's own is not in it). What
-Python and evo's imports take of that is what a query of nothing takes, and is printed first.
+The search is a real one, sampler and store included, of the kernel and workload of the run recorded last in RECORDED.db;
+but nothing is built or measured: a genome's build, checks and times are those of one of 500 candidates of that run, drawn
+by the genome's digest, and its source is that of its fastest with a line of its own. Costs are seconds on the processor,
+which a busy machine does not disturb, of the command's process, without those that making up answers takes; at 1,000,
+3,000, 10,000 ... candidates, each over the last quarter. Commands are started as `evo COMMAND --json` and timed from
+outside, the second of two turns, by the clock and on the processor (a server's own is not in it). What Python and evo's
+imports take of that is what a query of nothing takes, and is printed first.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
@@ -24,17 +26,31 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from lineage_records import Plan, Search, spec_of
+import psutil
 from sqlalchemy import func, select
 
+from evo.analysis.candidates import read_source
 from evo.errors import StoreError
-from evo.lineage import RunStatus
+from evo.evaluation import Build, Evaluation
+from evo.executors import AskedTarget, InFlight
+from evo.lineage import LATEST, StoredRun
 from evo.lineage import models as m
 from evo.lineage.database import shown
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
+from evo.measure import RaceRequest, RaceResult, Request
+from evo.problem.genome import Genome
+from evo.problem.kernel import Limits, load_kernel
+from evo.search.loop import Budget, Progress
+from evo.search.run import execute
+from evo.targets import DeviceInfo, find_target
 
 # A new command is one more line. {run}, {other}: runs; {candidate}, {cousin}: candidates far down in a run's lineage.
 COMMANDS = (
@@ -59,59 +75,167 @@ COMMANDS = (
     "prune {run} --dry-run",
     "report {run} --out /dev/null",
 )
-_TRANSACTION = 500  # candidates; of more, other writers to a server wait for the end
+MARKS = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 
 
-def fill(plan: Plan, first: int, seconds: float = 0.0) -> tuple[int, float]:
-    """Candidates recorded and the seconds that the store took for it."""
-    made = 0
-    with Store.open(plan.db, write=True) as store:
-        for number in range(first, first + plan.runs):
-            run = store.create_run(*spec_of(number))
-            search = Search(run, plan)
-            records = search.candidates()
-            while chunk := [record for _, record in zip(range(_TRANSACTION), records, strict=False)]:
-                started = time.perf_counter()
-                with store.transaction():
-                    for ref, evaluation in chunk:
-                        store.add(run, ref, evaluation, elapsed_s=float(ref.order))
-                seconds += time.perf_counter() - started
-                made += len(chunk)
-            with store.transaction():
-                won: set[int] = set()
-                for task, order, measurement in search.finals():
-                    store.add_final(run, order, measurement, elapsed_s=600.0)
-                    if task not in won:
-                        won.add(task)
-                        store.set_winner(run, task, order)
-                store.set_status(run, RunStatus.FINISHED, reason="time", elapsed_s=600.0)
-            if (number + 1 - first) % 100 == 0:
-                print(f"  {made:,} candidates, {made / seconds:,.0f}/s so far", file=sys.stderr, flush=True)
-    return made, seconds
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A run, and what its candidates got."""
+
+    run: StoredRun
+    source: str
+    evaluations: tuple[Evaluation, ...]
+
+    @classmethod
+    def read(cls, db: str) -> Recorded:
+        with Store.open(db, write=False) as store:
+            run = store.run(LATEST)
+            found = [e for e in store.evaluations(run) if e.evaluation.build and e.evaluation.same_code_as is None][:500]
+            best = min((e for e in found if e.evaluation.timing()), key=lambda e: e.evaluation.score or 1.0)
+            source = read_source(store, best.public_id)
+            return cls(run=run, source=source, evaluations=tuple(_with_samples(e.evaluation) for e in found))
 
 
-def _write(plan: Plan, first: int, results: multiprocessing.Queue[tuple[int, float]]) -> None:
+def _with_samples(evaluation: Evaluation) -> Evaluation:
+    """Samples around the median: the record that a resumed search reads has none."""
+    samples = [tuple(t.median_us * (1 + i % 7 / 500) for i in range(24)) for t in evaluation.timings]
+    return replace(
+        evaluation,
+        timings=tuple(replace(t, samples_us=s) for t, s in zip(evaluation.timings, samples, strict=True)),
+    )
+
+
+@dataclass(kw_only=True)
+class Answers:
+    """See `evo.executors.Executor`; and, as it names the device, `evo.executors.AskedTarget`."""
+
+    recorded: Recorded
+    builders: int = 16
+    devices: int = 1
+    own_s: float = 0.0
+    """That answers took."""
+
+    def __post_init__(self) -> None:
+        self.name = self.recorded.run.spec.target
+        self.target: AskedTarget = self
+
+    def device(self) -> DeviceInfo:
+        was = self.recorded.run.environment
+        return DeviceInfo(name=was.device, arch=was.arch, driver=was.driver)
+
+    def limits(self, arch: str) -> Limits:
+        return find_target(self.name).limits(arch)
+
+    def runs(self, arch: str) -> str:
+        return ""
+
+    def compiler(self) -> str:
+        return self.recorded.run.environment.compiler
+
+    def build(self, request: Request) -> Future[Build]:
+        with self._answering() as future:
+            future.set_result(self._build(request.genome))
+        return future
+
+    def measure(self, request: Request) -> Future[Evaluation]:
+        with self._answering() as future:
+            future.set_result(replace(self._drawn(request.genome), build=None))
+        return future
+
+    def race(self, request: RaceRequest) -> Future[RaceResult]:
+        timed = [t for e in self.recorded.evaluations if (t := e.timing())]
+        names = [*(name for name, _, _ in request.contenders), *(request.baselines or ("torch",))]
+        future: Future[RaceResult] = Future()
+        future.set_result(RaceResult(timings=tuple(replace(t, contender=n) for n, t in zip(names, timed, strict=False))))
+        return future
+
+    def renew_device(self) -> None:
+        pass
+
+    def in_flight(self) -> tuple[InFlight, ...]:
+        return ()
+
+    def close(self) -> None:
+        pass
+
+    @contextmanager
+    def _answering(self) -> Iterator[Future[Any]]:
+        started = time.process_time()
+        yield Future()
+        self.own_s += time.process_time() - started
+
+    def _drawn(self, genome: Genome) -> Evaluation:
+        known = self.recorded.evaluations
+        return known[int(genome.digest[:8], 16) % len(known)]
+
+    def _build(self, genome: Genome) -> Build:
+        build = self._drawn(genome).build
+        assert build is not None
+        own = hashlib.sha256(genome.digest.encode()).hexdigest()
+        binary = build.binary and replace(build.binary, code=own.encode() * 300, code_hash=own)
+        return replace(build, source=f"// {own}\n{self.recorded.source}", source_digest=own, binary=binary)
+
+
+@dataclass(kw_only=True)
+class Meter:
+    """Notes what candidates cost, at `MARKS`; is a search's observer."""
+
+    answers: Answers
+    db: str
+    marks: list[dict[str, float]] = field(default_factory=list)
+    _since: tuple[int, float] | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        mark = next((mark for mark in MARKS if mark > (self.marks[-1]["candidates"] if self.marks else 0)), None)
+        if mark is None or progress.finished < mark - mark // 4:
+            return
+        spent_s = time.process_time() - self.answers.own_s
+        self._since = self._since or (progress.finished, spent_s)
+        if progress.finished < mark:
+            return
+        before, before_s = self._since
+        found = {
+            "candidates": progress.finished,
+            "ms_each": round(1000 * (spent_s - before_s) / (progress.finished - before), 3),
+            "memory_mib": round(psutil.Process().memory_info().rss / 2**20, 1),
+        }
+        if "://" not in self.db:
+            found["bytes_each"] = round(Path(self.db).stat().st_size / progress.finished)
+        self.marks.append(found)
+        self._since = None
+        print(f"  {json.dumps(found)}", file=sys.stderr, flush=True)
+
+
+def fill(recorded: Recorded, db: str, candidates: int, numbers: range) -> list[dict[str, float]]:
+    """What candidates cost, of the last run."""
+    meter = Meter(answers=Answers(recorded=recorded), db=db)
+    for number in numbers:
+        meter.marks.clear()
+        spec = replace(
+            recorded.run.spec,
+            seed=number,
+            kernel_digest=load_kernel(recorded.run.spec.kernel).digest,
+            budget=vars(Budget(evaluations=candidates)),
+            name=None,
+        )
+        with _writing(db) as store:
+            execute(store.create_run(spec, recorded.run.environment), store, meter.answers, meter)
+    return meter.marks
+
+
+@contextmanager
+def _writing(db: str) -> Iterator[Store]:
     while True:
         try:
-            results.put(fill(plan, first))
-            return
+            store = Store.open(db, write=True)
         except StoreError as error:  # a file has one writer; this one waits for its turn
             if "another search" not in str(error):
                 raise
             time.sleep(0.05)
-
-
-def fill_beside(plan: Plan, writers: int) -> tuple[int, float]:
-    """As `fill`, by so many processes at once; the seconds are those of the clock on the wall."""
-    results: multiprocessing.Queue[tuple[int, float]] = multiprocessing.Queue()
-    started = time.perf_counter()
-    workers = [multiprocessing.Process(target=_write, args=(plan, i * plan.runs, results)) for i in range(writers)]
-    for worker in workers:
-        worker.start()
-    made = sum(results.get()[0] for _ in workers)
-    for worker in workers:
-        worker.join()
-    return made, time.perf_counter() - started
+            continue
+        with store:
+            yield store
+        return
 
 
 def count(db: str) -> dict[str, int]:
@@ -176,32 +300,38 @@ def ask(db: str) -> dict[str, dict[str, float | str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--from", dest="recorded", help="a database that a search has left")
     parser.add_argument("--db", required=True)
     parser.add_argument("--candidates", type=int, default=1_000_000)
-    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--writers", type=int, default=1)
-    parser.add_argument("--sources", action="store_true")
     parser.add_argument("--only-ask", action="store_true")
     parser.add_argument("--no-ask", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     record: dict[str, object] = {"db": shown(options.db), "writers": options.writers}
     if not options.only_ask:
-        before = 0
-        if "://" in options.db or Path(options.db).exists():
-            with Store.open(options.db, write=True):
-                before = count(options.db)["candidates"]
+        if options.recorded is None:
+            parser.error("--from names the database whose records are the answers")
+        recorded = Recorded.read(options.recorded)
+        with Store.open(options.db, write=True):
+            before = count(options.db)["candidates"]
         runs = max(1, options.runs // options.writers)
         each = max(1, options.candidates // (runs * options.writers))
-        plan = Plan(db=options.db, runs=runs, candidates=each, sources=options.sources)
-        if options.writers > 1:
-            made, seconds = fill_beside(plan, options.writers)
+        started = time.perf_counter()
+        if options.writers == 1:
+            record["costs"] = fill(recorded, options.db, each, range(runs))
         else:
-            made, seconds = fill(plan, 0)
+            parts = [(recorded, options.db, each, range(i * runs, (i + 1) * runs)) for i in range(options.writers)]
+            with multiprocessing.get_context("spawn").Pool(options.writers) as pool:
+                pool.starmap(fill, parts)
+        seconds = time.perf_counter() - started
         found = count(options.db)
-        record |= {"made": made, "seconds": round(seconds, 2), "candidates_per_s": round(made / seconds)} | found
+        made = found["candidates"] - before
+        record |= {"made": made, "seconds": round(seconds, 2), "candidates_per_s": round(made / seconds)}
+        record.update(found)
         record["bytes_per_candidate"] = round(found["bytes"] / found["candidates"])
-        record["lost_or_doubled"] = before + made - found["different"]
+        record["lost_or_doubled"] = before + each * runs * options.writers - found["different"]
     if not options.no_ask:
         record["seconds_of"] = ask(options.db)
     print(json.dumps(record, indent=2))
