@@ -5,7 +5,7 @@
     python benchmarks/lineage_scale.py --db ... --only-ask        times the commands on a database that is there
     python benchmarks/lineage_scale.py --from ... --writers 10    ten processes at once, each with runs of its own
 
-The search is a real one, sampler and store included, of the kernel and workload of the run recorded last in RECORDED.db;
+The search is a real one, sampler and store included, of the kernel and first workload of the run recorded last there;
 but nothing is built or measured: a genome's build, checks and times are those of one of 500 candidates of that run, drawn
 by the genome's digest, and its source is that of its fastest with a line of its own. Costs are seconds on the processor,
 which a busy machine does not disturb, of the command's process, without those that making up answers takes; at 1,000,
@@ -215,6 +215,8 @@ def fill(recorded: Recorded, db: str, candidates: int, numbers: range) -> list[d
             recorded.run.spec,
             seed=number,
             kernel_digest=load_kernel(recorded.run.spec.kernel).digest,
+            workloads=recorded.run.spec.workloads[:1],
+            options={**recorded.run.spec.options, "cover": False, "starts": []},
             budget=vars(Budget(evaluations=candidates)),
             name=None,
         )

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from evo.errors import EngineError
 from evo.problem.genome import Genome
-from evo.problem.kernel import LaunchSequence
 
 
 class Status(StrEnum):
@@ -88,10 +87,8 @@ class Candidate:
     proposal: Proposal
     build: Build | None = field(default=None, compare=False)
     """While it is in flight; the binary of a finished candidate is not kept."""
-    code: tuple[str, LaunchSequence] | None = field(default=None, compare=False)
-    """Hash of the machine code, and how it is launched: equal code launched differently is not a duplicate."""
-    duplicates: list[Candidate] = field(default_factory=list, compare=False, repr=False)
-    """Later candidates with equal code, which wait for this one's result."""
+    code: bytes | None = field(default=None, compare=False)
+    """Digest of the machine code and of how it is launched: equal code launched differently is not a duplicate."""
     remeasured: bool = field(default=False, compare=False)
     """It has been measured a second time, because the first timing was disturbed."""
     costs: Costs = field(default_factory=Costs, compare=False)

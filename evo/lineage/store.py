@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, func, select, update
+from sqlalchemy import Connection, Engine, bindparam, func, select, update
 
 from evo.errors import EngineError
 from evo.evaluation import Candidate, Evaluation, Timing
@@ -19,6 +19,8 @@ from evo.lineage.liveness import Claims, WriterLock, release_dead_runs
 from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
 from evo.lineage.write import Bases, clean_text, insert_candidate, insert_final, insert_run, insert_timings
+
+_TOUCH = update(m.Run).where(m.Run.id == bindparam("touched"))
 
 
 class Store:
@@ -228,5 +230,5 @@ class Store:
     @staticmethod
     def _touch(connection: Connection, run: StoredRun, *, elapsed_s: float, **state: object) -> None:
         values = {"elapsed_s": elapsed_s, "updated": datetime.now(UTC), **state}
-        if connection.execute(update(m.Run).where(m.Run.id == run.id), values).rowcount != 1:
+        if connection.execute(_TOUCH, {**values, "touched": run.id}).rowcount != 1:
             raise EngineError(f"run {run.name!r} is not in this database")

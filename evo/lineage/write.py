@@ -1,5 +1,6 @@
 """Records into rows, inserted table by table."""
 
+import functools
 import hashlib
 import json
 import math
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, Insert, bindparam, func, insert, select
 
 from evo.errors import EngineError, StoreError
 from evo.evaluation import Build, Candidate, Check, Evaluation, Timing
@@ -20,7 +21,7 @@ from evo.lineage import LATEST, Environment, RunSpec, RunStatus, Stage, StoredRu
 from evo.lineage import models as m
 from evo.lineage.database import command_line
 from evo.lineage.liveness import write_alone
-from evo.lineage.read import BINARY_NAMES, BUILD_NAMES, CHECK_NAMES, TIMING_NAMES, rows_of
+from evo.lineage.read import BINARY_NAMES, BUILD_NAMES, CHECK_NAMES, TIMING_NAMES, at_once
 
 Row = dict[str, Any]
 
@@ -164,11 +165,19 @@ def insert_candidate(
 
 def _leads(connection: Connection, run: StoredRun, candidate: Candidate, evaluation: Evaluation) -> bool:
     """Whether a candidate is the fastest one of its task so far. Its machine code is kept; others are built again."""
-    c, score = m.Candidate, evaluation.score
+    score = evaluation.score
     if score is None:
         return False
-    no_slower = select(c.id).where(c.run_id == run.id, c.task == candidate.task, c.score <= score)
-    return connection.scalar(no_slower.limit(1)) is None
+    values = {"run": run.id, "of_task": candidate.task, "than": score}
+    return connection.scalar(_NO_SLOWER, values) is None
+
+
+_c = m.Candidate
+_NO_SLOWER = select(_c.id).where(
+    _c.run_id == bindparam("run"), _c.task == bindparam("of_task"), _c.score <= bindparam("than")
+).limit(1)  # fmt: skip
+_KNOWN = select(m.Artefact.sha256).where(m.Artefact.sha256.in_(bindparam("digests", expanding=True)))
+"""Statements are made once: that takes longer than to carry one out."""
 
 
 def _candidate_row(run: StoredRun, candidate: Candidate, evaluation: Evaluation) -> Row:
@@ -203,14 +212,18 @@ def _parentage_rows(run: StoredRun, candidate: Candidate) -> list[Row]:
 
 def known_artefacts(connection: Connection, digests: Collection[str]) -> set[str]:
     """Those that are stored."""
-    sha256 = m.Artefact.sha256
-    return {row.sha256 for row in rows_of(connection, select(sha256), digests, sha256)}
+    return {sha256 for some in at_once(digests) for sha256 in connection.scalars(_KNOWN, {"digests": some})}
 
 
 def insert_rows(connection: Connection, table: str, rows: Sequence[Row]) -> None:
     """Inserts rows that all have the same keys, of which there may be none. What a table refuses is an IntegrityError."""
     if rows:
-        connection.execute(insert(m.Base.metadata.tables[table]), rows)
+        connection.execute(_insertion(table), rows)
+
+
+@functools.cache
+def _insertion(table: str) -> Insert:
+    return insert(m.Base.metadata.tables[table])
 
 
 def insert_run(connection: Connection, spec: RunSpec, environment: Environment) -> int:

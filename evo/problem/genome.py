@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 from evo.errors import SpaceError
 from evo.problem.space import Point, Value
@@ -15,7 +15,13 @@ Change = dict[str, tuple[Value | None, Value | None]]
 """What differs between two genomes, as {name: (value in the first, value in the second)}; None where absent."""
 
 
-@dataclass(frozen=True)
+@lru_cache(maxsize=None, typed=True)
+def _item(name: str, value: Value) -> tuple[str, Value]:
+    """A million genomes share what they have in common."""
+    return name, value
+
+
+@dataclass(frozen=True, slots=True)
 class Genome:
     """Parameters, sorted by name."""
 
@@ -23,7 +29,7 @@ class Genome:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Value]) -> Genome:
-        return cls(tuple(sorted(parameters.items())))
+        return cls(tuple(_item(*item) for item in sorted(parameters.items())))
 
     @classmethod
     def from_json(cls, text: str) -> Genome:
@@ -41,7 +47,7 @@ class Genome:
         """Canonical JSON: keys sorted, no spaces, so that equal genomes are equal text."""
         return json.dumps({"parameters": self.parameters}, sort_keys=True, separators=(",", ":"))
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """sha256 of the canonical JSON, hexadecimal."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()

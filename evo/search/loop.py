@@ -6,13 +6,16 @@ told in order. A search that was interrupted is continued by replaying the store
 which then is in the state it was in.
 """
 
+import hashlib
 import queue
 import time
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -25,7 +28,6 @@ from evo.lineage import Stage, StoredRun
 from evo.lineage.store import Store
 from evo.measure import Incumbent
 from evo.problem.genome import Genome
-from evo.problem.kernel import LaunchSequence
 from evo.problem.space import Space
 from evo.search.samplers import Exhausted, Sampler, find_sampler
 from evo.search.tasks import TaskExecutor, tasks_of
@@ -38,6 +40,9 @@ WITHIN = 0.03
 _FINALS_RESERVE = 0.15
 _FINALS_RESERVE_MAX_S = 20.0
 """Of the time of a run, at most and for each task."""
+
+_ELITES = 1000
+"""Of a task that finals may come to."""
 
 _DISTURBED_RETRIES = 3
 """After so many candidates in a row that were disturbed twice, none is measured a second time: this machine is never
@@ -123,6 +128,21 @@ Observer = Callable[[Progress], None]
 # -- the loop ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(kw_only=True, slots=True)
+class _Original:
+    """The first candidate that was built with some code; of it, when it has a result, what holds for its duplicates too."""
+
+    order: int
+    status: Status | None = None
+    """None while it is in flight."""
+    ratio: float | None = None
+    disturbed: bool = False
+    told: int | None = None
+    """The first with this code that was told: this order does not depend on what finished first."""
+    duplicates: list[Candidate] | None = None
+    """Those that wait for its result."""
+
+
 @dataclass(kw_only=True)
 class _Task:
     """One workload of the search, with its own sampler."""
@@ -130,10 +150,9 @@ class _Task:
     executor: TaskExecutor
     space: Space
     sampler: Sampler
-    by_code: dict[tuple[str, LaunchSequence], Candidate] = field(default_factory=dict)
-    """The first candidate that was built with this code: the others are its duplicates."""
-    told_by_code: dict[tuple[str, LaunchSequence], int] = field(default_factory=dict)
-    """Likewise, but the first that was told: this order does not depend on what finished first."""
+    by_code: dict[bytes, _Original] = field(default_factory=dict)
+    elites: list[Candidate] = field(default_factory=list)
+    """Those that passed, with distinct code: best first, disturbed ones behind all others."""
     best_told: float | None = None
     incumbent: Incumbent | None = None
     near: dict[Genome, tuple[float, int]] = field(default_factory=dict)
@@ -168,10 +187,9 @@ class Search:
         self._exchanging = bool(options.get("cover"))
         self._open_tasks = list(range(len(self._tasks)))
         """Those whose sampler has more to propose."""
-        self._timings = {order: r.evaluation.timing() for order, r in self._recorded.items()}
-        """By order. In a replay the original of a duplicate may come later than it."""
-        self._candidates: list[Candidate] = []
-        """All that were asked for, by order."""
+        self._asked = 0
+        self._untold: dict[int, Candidate] = {}
+        """By order."""
         self._told = 0
         self._told_since_better = 0
         self._disturbed_again = 0
@@ -208,16 +226,16 @@ class Search:
                 self._wait()
 
     def elites(self, task: int) -> list[Candidate]:
-        """The candidates of a task that passed, with distinct machine code: best first, disturbed ones behind all others."""
-        found = [c for c in self._candidates if c.task == task and c.status is Status.OK]
-        return sorted(found, key=lambda c: (c.disturbed, c.ratio if c.ratio is not None else float("inf"), c.order))
+        """The best candidates of a task that passed, with distinct machine code: best first, disturbed ones behind all
+        others."""
+        return list(self._tasks[task].elites)
 
     # -- the schedule ---------------------------------------------------------------------------------------
 
     def _advance(self) -> StopReason | None:
         """Asks and tells as far as results allow; the reason to stop, if there is one."""
         while True:
-            asked, interrupted = len(self._candidates), self._interrupted
+            asked, interrupted = self._asked, self._interrupted
             if interrupted and self._told == asked:
                 return StopReason.INTERRUPTED
             # What is recorded is replayed whatever the budget says: the finals are about all of it.
@@ -233,15 +251,15 @@ class Search:
             may_ask = self._open_tasks and not interrupted and (replaying or limit is None or asked < limit)
             if may_ask and asked - self._told < self._max_in_flight:
                 self._ask()
-            elif self._told < asked and self._candidates[self._told].status is not None:
-                self._tell(self._candidates[self._told])
+            elif self._told < asked and self._untold[self._told].status is not None:
+                self._tell(self._untold.pop(self._told))
             elif self._told == asked and not may_ask:
                 return StopReason.EVALUATIONS if self._open_tasks else StopReason.EXHAUSTED
             else:
                 return None
 
     def _ask(self) -> None:
-        order = len(self._candidates)
+        order = self._asked
         number = self._open_tasks[order % len(self._open_tasks)]
         if self._exchanging:  # where something was found last
             number = min(self._open_tasks, key=lambda n: (self._tasks[n].idle, n))
@@ -252,9 +270,11 @@ class Search:
             self._open_tasks.remove(number)
             return
         task.idle += 1
-        task.tried.add(proposal.genome)
+        if self._exchanging:
+            task.tried.add(proposal.genome)
         candidate = Candidate(order=order, task=number, proposal=proposal)
-        self._candidates.append(candidate)
+        self._untold[order] = candidate
+        self._asked += 1
         if order in self._recorded:
             self._replay(candidate)
             return
@@ -286,7 +306,8 @@ class Search:
         unless there is no best yet: some machines are never quiet."""
         task, ratio, first = self._tasks[candidate.task], candidate.ratio, candidate.order
         if candidate.code is not None:
-            first = task.told_by_code.setdefault(candidate.code, candidate.order)
+            original = task.by_code[candidate.code]
+            first = original.told = candidate.order if original.told is None else original.told
         better = ratio is not None and (task.best_told is None or ratio < task.best_told)
         score = None if candidate.disturbed and better and task.best_told is not None else ratio
         task.sampler.tell(candidate.order, score, first if first != candidate.order else None)
@@ -316,7 +337,7 @@ class Search:
 
     def _waited_for(self) -> tuple[int, InFlight] | None:
         """The candidate that has been in flight the longest, by its order."""
-        unfinished = [c for c in self._candidates[self._told :] if c.status is None]
+        unfinished = [c for c in self._untold.values() if c.status is None]
         for work in self._executor.in_flight() if unfinished else ():
             for candidate in unfinished:
                 workload = self._tasks[candidate.task].executor.workload
@@ -334,12 +355,12 @@ class Search:
             self._finish(candidate, Evaluation(status=build.status, build=build, log=build.log))
             return
         candidate.code = self._code(candidate, build.binary.code_hash)
-        original = self._tasks[candidate.task].by_code.setdefault(candidate.code, candidate)
-        if original is not candidate:
+        original = self._tasks[candidate.task].by_code.setdefault(candidate.code, _Original(order=candidate.order))
+        if original.order != candidate.order:
             if original.status is not None:
                 self._finish_duplicate(candidate, original)
             else:
-                original.duplicates.append(candidate)
+                original.duplicates = [*(original.duplicates or ()), candidate]
             return
         self.progress.measuring += 1
         if self.progress.first_measured_s is None:
@@ -373,9 +394,11 @@ class Search:
             self._disturbed_again = 0
         self.progress.measuring -= 1
         self._finish(candidate, replace(measured, build=candidate.build))
-        for duplicate in candidate.duplicates:
-            self._finish_duplicate(duplicate, candidate)
-        candidate.duplicates.clear()
+        assert candidate.code is not None
+        original = self._tasks[candidate.task].by_code[candidate.code]
+        for duplicate in original.duplicates or ():
+            self._finish_duplicate(duplicate, original)
+        original.duplicates = None
 
     def _spend(self, candidate: Candidate, costs: Costs) -> None:
         candidate.costs += costs
@@ -386,7 +409,7 @@ class Search:
         best = self.progress.best.get(task)
         return timing.ratio is not None and (best is None or timing.ratio < best.ratio)
 
-    def _finish_duplicate(self, candidate: Candidate, original: Candidate) -> None:
+    def _finish_duplicate(self, candidate: Candidate, original: _Original) -> None:
         assert original.status is not None
         evaluation = Evaluation(
             status=Status.SAME_CODE if original.status.passed else original.status,
@@ -402,20 +425,28 @@ class Search:
         candidate.build = None
         self.progress.spent_on_finished += candidate.costs
 
-    def _remember(self, candidate: Candidate, evaluation: Evaluation, elapsed_s: float) -> None:
-        candidate.status = evaluation.status
-        timing = self._timings[candidate.order] = evaluation.timing()
-        shared = timing if evaluation.same_code_as is None else self._timings[evaluation.same_code_as]
-        if shared is not None:
-            candidate.ratio, candidate.disturbed = shared.ratio, shared.disturbed
-        progress = self.progress
+    def _remember(self, candidate: Candidate, evaluation: Evaluation, elapsed_s: float, *, replayed: bool = False) -> None:
+        candidate.status, timing = evaluation.status, evaluation.timing()
+        task, progress = self._tasks[candidate.task], self.progress
+        original = task.by_code[candidate.code] if candidate.code else None
+        if original is not None and original.status is None:  # of a duplicate that is replayed before it, too
+            first = self._recorded[original.order].evaluation if original.order in self._recorded else evaluation
+            own = first.timing()
+            original.status = first.status
+            if own is not None:
+                original.ratio, original.disturbed = own.ratio, own.disturbed
+        if original is not None:
+            candidate.ratio, candidate.disturbed = original.ratio, original.disturbed
+        if candidate.status is Status.OK:
+            insort(task.elites, candidate, key=lambda c: (c.disturbed, inf if c.ratio is None else c.ratio, c.order))
+            del task.elites[_ELITES:]
         progress.finished += 1
         progress.by_status[evaluation.status] = progress.by_status.get(evaluation.status, 0) + 1
         if evaluation.status is not Status.OK or timing is None or timing.ratio is None or timing.disturbed:
             return
         if self._is_best(candidate.task, timing) and _beats_incumbent(timing, evaluation.timings):
             # A replayed candidate is an incumbent by its figure alone: the record has no machine code.
-            self._tasks[candidate.task].incumbent = Incumbent(
+            task.incumbent = Incumbent(
                 genome=candidate.proposal.genome, build=candidate.build, ratio=timing.ratio
             )
             progress.best[candidate.task] = Improvement(
@@ -424,12 +455,12 @@ class Search:
                 order=candidate.order,
                 ratio=timing.ratio,
                 timing=timing,
-                replayed=candidate.order in self._recorded,
+                replayed=replayed,
             )
             progress.improvements.append(progress.best[candidate.task])
 
     def _replay(self, candidate: Candidate) -> None:
-        record = self._recorded[candidate.order]
+        record = self._recorded.pop(candidate.order)
         evaluation, was = record.evaluation, record.candidate
         if was.proposal.genome != candidate.proposal.genome or was.task != candidate.task:
             raise StoreError(
@@ -439,14 +470,15 @@ class Search:
             )
         if evaluation.build is not None and evaluation.build.binary is not None:
             candidate.code = self._code(candidate, evaluation.build.binary.code_hash)
-            if evaluation.same_code_as is None:
-                self._tasks[candidate.task].by_code[candidate.code] = candidate
-        self._remember(candidate, evaluation, record.elapsed_s)
+            order = candidate.order if evaluation.same_code_as is None else evaluation.same_code_as
+            self._tasks[candidate.task].by_code.setdefault(candidate.code, _Original(order=order))
+        self._remember(candidate, evaluation, record.elapsed_s, replayed=True)
         self.progress.replayed += 1
 
-    def _code(self, candidate: Candidate, code_hash: str) -> tuple[str, LaunchSequence]:
+    def _code(self, candidate: Candidate, code_hash: str) -> bytes:
         task, point = self._tasks[candidate.task].executor, candidate.proposal.genome.parameters
-        return code_hash, task.problem.sequence(task.target, point, task.workload, task.limits)
+        sequence = task.problem.sequence(task.target, point, task.workload, task.limits)
+        return hashlib.sha256(f"{code_hash} {sequence}".encode()).digest()
 
 
 def _before_finals(budget: Budget, tasks: int) -> Budget:

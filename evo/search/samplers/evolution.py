@@ -185,10 +185,12 @@ _NOISE = 1e-2
 """Variance of a measurement relative to that of the scores."""
 _BASIS = 160
 """Points that a prediction rests on: its cost is quadratic in them."""
-_FIT_POINTS = 96
-"""Points that length scales are fitted to: the cost of a fit is cubic in them."""
 _REFIT = 12
 """Points after which the basis is chosen anew and the length scales are fitted."""
+_ROOM = _BASIS - 2 * _REFIT
+"""Of them, those that it begins with."""
+_FIT_POINTS = 96
+"""Points that length scales are fitted to: the cost of a fit is cubic in them."""
 _ENOUGH = 8
 """Candidates that must have passed before a prediction means anything."""
 _WEIGHT = 0.5
@@ -217,8 +219,12 @@ class Surrogate:
             if last > 0:
                 scale = last if isinstance(p, Ordinal) else 1
                 self._codes.append((p.name, {(type(v), v): i / scale for i, v in enumerate(p.values)}))
-        self._points: list[Array] = []
-        self._scores: list[float | None] = []
+        self._rows = 0
+        self._points: dict[int, Array] = {}
+        self._scores: dict[int, float | None] = {}
+        """By row: the best, the latest, and those under evaluation. Others are not needed again."""
+        self._best: list[tuple[float, int]] = []
+        """(score, row) of the best half of the next basis."""
         self._pending: dict[int, float | None] = {}
         """Rows under evaluation, with the standardised score that is believed of them."""
         self._passed = 0
@@ -238,10 +244,9 @@ class Surrogate:
 
     def mark_pending(self, genome: Genome) -> int:
         """Says that `genome` is being evaluated; returns its row for `learn`."""
-        row = len(self._points)
-        self._points.append(self._encode(genome.parameters))
-        self._scores.append(None)
-        self._pending[row] = None
+        row, self._rows = self._rows, self._rows + 1
+        self._points[row] = self._encode(genome.parameters)
+        self._scores[row] = self._pending[row] = None
         if self.ready and self._basis:
             self._pending[row] = float(self._correlation(self._points[row][None, :])[0] @ self._solve())
             self._append(row)
@@ -251,7 +256,10 @@ class Surrogate:
         """The result of an expected genome; None if it failed."""
         del self._pending[row]
         self._scores[row] = score
-        self._passed += score is not None
+        if score is not None:
+            self._passed += 1
+            insort(self._best, (score, row))
+            del self._best[_ROOM // 2 :]
         self._since_refit += 1
         self._solved = None
 
@@ -321,14 +329,12 @@ class Surrogate:
 
     def _refit(self) -> None:
         """Chooses the basis: everything, or the best half and the latest half; fits the weights to it."""
-        room = _BASIS - 2 * _REFIT
-        rows = range(len(self._points))
-        if len(rows) > room:
-            by_score = sorted((s, r) for r, s in enumerate(self._scores) if s is not None)
-            best = {r for _, r in by_score[: room // 2]}
-            self._basis = [r for r in rows if r in best or r in self._pending or r >= len(rows) - room // 2]
-        else:
-            self._basis = list(rows)
+        if self._rows > _ROOM:
+            keep = {row for _, row in self._best} | self._pending.keys()
+            latest = self._rows - _ROOM // 2
+            self._points = {r: at for r, at in self._points.items() if r in keep or r >= latest}
+            self._scores = {r: self._scores[r] for r in self._points}
+        self._basis = list(self._points)
         self._at = np.stack([self._points[r] for r in self._basis])
         self._fit()
         matrix = self._correlation(self._at) + _NOISE * np.eye(len(self._basis))
