@@ -84,7 +84,8 @@ class Executor(Protocol):
     target: AskedTarget
     builders: int
     devices: int
-    """How many candidates are built at once, and how many measured."""
+    """How many candidates are built at once, and how many measured; of several devices one that cannot be used any more is
+    left out."""
 
     def build(self, request: Request) -> Future[Build]:
         """Never fails for a fault of the candidate: that is a Build with another status."""

@@ -138,8 +138,12 @@ class Device:
         if self._worker is not None and not self._used_up:
             self._worker.post(judge, job.request)
 
-    def finish(self) -> None:
-        """Waits for the result of the first job that was posted, and tells its future; what breaks evo itself, too."""
+    def finish(self, retires: Callable[[], bool]) -> list[Job]:
+        """Waits for the result of the first job that was posted, and tells its future; what breaks evo itself, too.
+
+        retires: where the device cannot be used any more, whether others can go on without it. Then the jobs that were
+        posted are returned.
+        """
         job = self._posted[0]
         result: Evaluation | RaceResult | BaseException | None = None
         try:
@@ -150,8 +154,12 @@ class Device:
             with suppress(DeviceError):  # it cannot be ended, which is told already
                 self._end_worker()
         self._current = None
+        if isinstance(result, DeviceError) and retires():
+            job.failed = False
+            return list(self._posted)
         self._posted.popleft()
         deliver(job.future, result)
+        return []
 
     def in_flight(self) -> InFlight | None:
         """The candidate that is being gated or timed; or that waits for the device, and the data, to be ready."""

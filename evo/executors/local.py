@@ -166,8 +166,21 @@ class LocalExecutor:
                 device.post(job)
             if device.posted == 0:
                 break
-            device.finish()
+            if left := device.finish(partial(self._retire, device)):
+                with self._changed:
+                    self._measurements.extendleft(reversed(left))
+                    self._changed.notify_all()
+                break
         device.close()
+
+    def _retire(self, device: Device) -> bool:
+        """Whether the other devices, of which one at least is left, can go on without this one."""
+        with self._changed:
+            if self.devices == 1:
+                return False
+            self._devices = [other for other in self._devices if other is not device]
+            self.devices -= 1
+            return True
 
     def _take(self, generation: int, *, wait: bool) -> Job | None:
         """The next measurement, if one may begin for a device of that generation. wait: until one may; None only when

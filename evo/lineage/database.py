@@ -191,6 +191,10 @@ _NO_RIGHTS = "42501"
 """SQLSTATE of PostgreSQL."""
 
 
+class UnreachableError(StoreError):
+    """The connection to a server is lost, or cannot be made."""
+
+
 @contextmanager
 def translated(place: Location) -> Iterator[None]:
     """Turns whatever the database objects to inside into a StoreError about `place`, or an EngineError where
@@ -198,7 +202,8 @@ def translated(place: Location) -> Iterator[None]:
     try:
         yield
     except exc.DBAPIError as error:
-        raise _explain(place, error.orig or error, connected=error.statement is not None) from error
+        lost = error.connection_invalidated and place.path is None
+        raise _explain(place, error.orig or error, connected=error.statement is not None and not lost) from error
     except sqlite3.Error as error:
         raise _explain(place, error, connected=True) from error
     except (exc.StatementError, ValueError, OverflowError) as error:  # a value was refused before it reached the database
@@ -220,7 +225,7 @@ def _explain(place: Location, error: BaseException, *, connected: bool) -> Store
     if getattr(error, "sqlstate", None) == _NO_RIGHTS:
         return StoreError(f"{place} does not let this user do that; ask for the rights to create and write tables")
     if not connected and not isinstance(error, sqlite3.Error):  # psycopg, whose words have no password in them
-        return StoreError(
+        return UnreachableError(
             f"{place} cannot be reached: {first_line(error).rpartition(' failed: ')[2]}; check host, port, database and user"
             " in the URL, the password in ~/.pgpass or PGPASSWORD, and that the server runs; createdb makes a database"
         )

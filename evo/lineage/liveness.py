@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, func, select, text, update
+from sqlalchemy import Connection, Engine, event, func, select, text, update
 
 from evo.errors import StoreError
 from evo.lineage import RunStatus, StoredRun
@@ -101,6 +101,7 @@ class Claims:
         self._engine = engine
         self._connection: Connection | None = None
         self._held: set[int] = set()
+        event.listen(engine, "invalidate", lambda *_: self._held.clear())  # when any connection is lost, that may be, too
 
     def take(self, run: StoredRun) -> None:
         """Raises StoreError if another process searches the run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -14,12 +15,14 @@ from evo.errors import EngineError
 from evo.evaluation import Candidate, Evaluation, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.lineage import models as m
-from evo.lineage.database import Location, command_line, connect, locate, translated
+from evo.lineage.database import Location, UnreachableError, command_line, connect, locate, translated
 from evo.lineage.liveness import Claims, WriterLock, release_dead_runs
 from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
 from evo.lineage.write import Bases, clean_text, insert_candidate, insert_final, insert_run, insert_timings
 
+_AWAY_S = 600.0
+_PAUSE_S = 1.0
 _TOUCH = update(m.Run).where(m.Run.id == bindparam("touched"))
 
 
@@ -151,16 +154,31 @@ class Store:
         with self.reading() as connection:
             return read_run(connection, resolve_run(connection, name))
 
-    def add(self, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
+    def add(self, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> int:
         """Records a candidate with its parents, build, checks, timings, source and code, all or nothing.
 
         Orders may come in any sequence; parents and `same_code_as` must be there before. Machine code is stored of a
         candidate that is the fastest of its task when it is recorded, if the build's binary carries it; PTX of all.
+        Where the connection to a server is lost, it is made again, for up to ten minutes. Returns how often that was tried.
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
-        with self.transaction() as connection:
-            insert_candidate(connection, self.bases, run, candidate, evaluation, elapsed_s=elapsed_s)
-            self._touch(connection, run, elapsed_s=elapsed_s)
+        key, tries, until = m.candidate_key(run.id, candidate.order), 0, time.monotonic() + _AWAY_S
+        while True:
+            try:
+                with self.transaction() as connection:
+                    self._claims.take(run)
+                    if tries and connection.scalar(select(m.Candidate.id).where(m.Candidate.id == key)) is not None:
+                        return tries  # only the server's word that it is stored was lost
+                    insert_candidate(connection, self.bases, run, candidate, evaluation, elapsed_s=elapsed_s)
+                    state = {"status": RunStatus.RUNNING} if tries else {}  # others took it for interrupted
+                    self._touch(connection, run, elapsed_s=elapsed_s, **state)
+                return tries
+            except UnreachableError:
+                if self._open is not None or time.monotonic() > until:
+                    raise
+                self._claims.release()
+                tries += 1
+                time.sleep(_PAUSE_S)
 
     def add_baselines(
         self, run: StoredRun, task: int, timings: Sequence[Timing], *, stage: Stage = Stage.SEARCH

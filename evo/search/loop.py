@@ -119,6 +119,8 @@ class Progress:
     elapsed_s: float = 0.0
     devices: int = 1
     """That measure."""
+    events: Counter[str] = field(default_factory=Counter)
+    """What happened that a search goes on after: how often, by its name."""
 
 
 Observer = Callable[[Progress], None]
@@ -216,6 +218,9 @@ class Search:
         # bring, and take cores from the builders.
         with threadpool_limits(limits=1, user_api="blas"):
             while True:
+                if lost := self.progress.devices - self._executor.devices:
+                    self.progress.events["devices lost"] += lost
+                    self.progress.devices -= lost
                 reason = self._advance()
                 self.progress.elapsed_s = self.elapsed_s
                 self.progress.waiting = self._waited_for()
@@ -383,7 +388,9 @@ class Search:
             timing_seconds=measured.timing_seconds,
         )
         self._spend(candidate, costs)
-        timing = measured.timing()
+        timing, events = measured.timing(), self.progress.events
+        events["device processes lost"] += measured.device_lost
+        events["timings disturbed"] += timing is not None and timing.disturbed
         if timing is not None and timing.disturbed and self._is_best(candidate.task, timing):
             if not candidate.remeasured and self._disturbed_again < _DISTURBED_RETRIES:
                 candidate.remeasured = True
@@ -420,7 +427,8 @@ class Search:
         self._finish(candidate, evaluation)
 
     def _finish(self, candidate: Candidate, evaluation: Evaluation) -> None:
-        self._store.add(self._run, candidate, evaluation, elapsed_s=self.elapsed_s)
+        waits = self._store.add(self._run, candidate, evaluation, elapsed_s=self.elapsed_s)
+        self.progress.events["waits for the database"] += waits
         self._remember(candidate, evaluation, self.elapsed_s)
         candidate.build = None
         self.progress.spent_on_finished += candidate.costs

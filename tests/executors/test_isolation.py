@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import psutil
@@ -72,27 +72,29 @@ def request(fault: str, number: int) -> Request:
     return build_request("cpu", "native", fault, number)
 
 
-def strays(executor: LocalExecutor) -> list[psutil.Process]:
-    """What a candidate has started: what is not the executor's own builder or device worker."""
+def strays(executor: LocalExecutor, before: Collection[psutil.Process]) -> list[psutil.Process]:
+    """What a candidate has started: what was not there before, and is not the executor's own builder or device worker."""
     own = {w.pid for w in executor._workers if not w.ended}
-    return [process for process in descendants() if process.pid not in own]
+    return [process for process in descendants() if process not in before and process.pid not in own]
 
 
 @pytest.mark.parametrize("fault", CPU_FAULTS)
 def test_a_broken_candidate_costs_only_its_own_evaluation(executor: LocalExecutor, fault: str) -> None:
+    before = descendants()  # a browser, perhaps, of tests that this worker had before
     number = 1 + CPU_FAULTS.index(fault)
     costs_only_itself(executor, request("none", number), request(fault, number), EXPECTED[fault], timed=False)
-    assert strays(executor) == []
+    assert strays(executor, before) == []
 
 
 @pytest.mark.parametrize("fault", [f for f in BUILD_FAULTS if f != "compile_bomb"])
 def test_a_build_that_breaks_costs_only_itself(executor: LocalExecutor, fault: str) -> None:
+    before = descendants()
     number = 100 + BUILD_FAULTS.index(fault)
     build = executor.build(request(fault, number)).result(PATIENCE_S)
     assert build.status in EXPECTED[fault], build.log
     assert build.log
     assert evaluate(executor, request("none", number))[1].status is Status.OK
-    assert strays(executor) == []
+    assert strays(executor, before) == []
 
 
 def test_a_candidate_that_leaks_runs_out_of_memory_and_not_of_time(tmp_path: Path) -> None:

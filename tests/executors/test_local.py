@@ -210,6 +210,29 @@ def test_two_devices_measure_at_once_and_both_are_renewed(
 
 
 @pytest.mark.slow
+def test_a_device_that_cannot_be_used_is_left_out_while_there_is_another(
+    tmp_path: Path, kernel: Path, honest: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find_target("cpu"), "shares_cores", False)
+    start = LocalExecutor._start_device
+
+    def start_or_lose(executor: LocalExecutor, name: str) -> Worker:
+        worker = start(executor, name)
+        if name == "lost":
+            worker.kill()
+        return worker
+
+    monkeypatch.setattr(LocalExecutor, "_start_device", start_or_lose)
+    opened = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path, devices=("lost", "")))
+    try:
+        futures = [opened.measure(measure_request(kernel, honest)) for _ in range(4)]
+        assert [f.result(PATIENCE_S).status for f in futures] == [Status.OK] * 4
+        wait_until(lambda: opened.devices == 1, "the other is left out")
+    finally:
+        opened.close()
+
+
+@pytest.mark.slow
 def test_what_is_under_way_is_said_with_its_stage_and_with_when_it_is_ended(
     executor: LocalExecutor, kernel: Path, honest: Build
 ) -> None:

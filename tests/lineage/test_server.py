@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,33 @@ def test_a_second_writer_leaves_a_search_alone_and_continues_one_that_was_killed
         store.set_status(run, RunStatus.RUNNING, elapsed_s=1.0)
         store.add(run, s.ref(1, 0), s.passed(1), elapsed_s=2.0)
         assert [r.candidate.order for r in store.evaluations(run)] == [0, 1]
+
+
+CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'evo_tests' AND pid <> pg_backend_pid()"
+
+
+def test_a_connection_that_is_lost_is_made_again_and_the_run_stays_its_searchs(postgres_url: str, server: Server) -> None:
+    def admit(yes: bool) -> None:
+        server.execute(f"ALTER DATABASE evo_tests ALLOW_CONNECTIONS {yes}")
+
+    with Store.open(postgres_url, write=True) as store:
+        run = s.new_run(store, "mine")
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=1.0)
+        server.execute(CUT)
+        store.add(run, s.ref(1), s.passed(1), elapsed_s=2.0)
+        admit(False)
+        server.execute(CUT)
+        back = threading.Timer(2.0, admit, [True])
+        back.start()
+        try:
+            assert store.add(run, s.ref(2), s.passed(2), elapsed_s=3.0) > 0
+        finally:
+            back.join()
+        assert [r.candidate.order for r in store.evaluations(run)] == [0, 1, 2]
+        with Store.open(postgres_url, write=True) as other:
+            assert other.run("mine").status is RunStatus.RUNNING
+            with pytest.raises(StoreError, match="'mine' is being searched by another process"):
+                other.set_status(other.run("mine"), RunStatus.RUNNING, elapsed_s=0.0)
 
 
 WRITERS, CANDIDATES, IN_ONE = 2, 600, 550
