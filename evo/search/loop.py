@@ -434,17 +434,18 @@ class Search:
         self.progress.spent_on_finished += candidate.costs
 
     def _remember(self, candidate: Candidate, evaluation: Evaluation, elapsed_s: float, *, replayed: bool = False) -> None:
-        candidate.status, timing = evaluation.status, evaluation.timing()
         task, progress = self._tasks[candidate.task], self.progress
         original = task.by_code[candidate.code] if candidate.code else None
-        if original is not None and original.status is None:  # of a duplicate that is replayed before it, too
-            first = self._recorded[original.order].evaluation if original.order in self._recorded else evaluation
-            own = first.timing()
-            original.status = first.status
-            if own is not None:
-                original.ratio, original.disturbed = own.ratio, own.disturbed
-        if original is not None:
+        shared = timing = evaluation.timing()
+        if (same := evaluation.same_code_as) in self._recorded:  # the original of a replayed duplicate may come later
+            shared = self._recorded[same].evaluation.timing()
+        candidate.status = evaluation.status
+        if shared is not None:
+            candidate.ratio, candidate.disturbed = shared.ratio, shared.disturbed
+        elif same is not None and original is not None:
             candidate.ratio, candidate.disturbed = original.ratio, original.disturbed
+        if original is not None and original.order == candidate.order:
+            original.status, original.ratio, original.disturbed = candidate.status, candidate.ratio, candidate.disturbed
         if candidate.status is Status.OK:
             insort(task.elites, candidate, key=lambda c: (c.disturbed, inf if c.ratio is None else c.ratio, c.order))
             del task.elites[_ELITES:]
@@ -479,7 +480,8 @@ class Search:
         if evaluation.build is not None and evaluation.build.binary is not None:
             candidate.code = self._code(candidate, evaluation.build.binary.code_hash)
             order = candidate.order if evaluation.same_code_as is None else evaluation.same_code_as
-            self._tasks[candidate.task].by_code.setdefault(candidate.code, _Original(order=order))
+            original = self._tasks[candidate.task].by_code.setdefault(candidate.code, _Original(order=order))
+            original.order = order  # also where one that was not recorded, and is measured anew, has come before
         self._remember(candidate, evaluation, record.elapsed_s, replayed=True)
         self.progress.replayed += 1
 
