@@ -52,6 +52,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of what happens when")
     parser.add_argument("--db", type=Path)
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGHUP):  # a search leaves alone what nohup or a shell has it ignore
+        signal.signal(number, signal.SIG_DFL)
     with tempfile.TemporaryDirectory() as folder:
         Night(options, options.db or Path(folder) / "lineage.db").run()
 
