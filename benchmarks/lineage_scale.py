@@ -97,8 +97,8 @@ class Recorded:
 
 
 def _with_samples(evaluation: Evaluation) -> Evaluation:
-    """Samples around the median: the record that a resumed search reads has none."""
-    samples = [tuple(t.median_us * (1 + i % 7 / 500) for i in range(24)) for t in evaluation.timings]
+    """Where they were pruned, samples around the median."""
+    samples = [t.samples_us or tuple(t.median_us * (1 + i % 7 / 500) for i in range(24)) for t in evaluation.timings]
     return replace(
         evaluation,
         timings=tuple(replace(t, samples_us=s) for t, s in zip(evaluation.timings, samples, strict=True)),
@@ -112,6 +112,7 @@ class Answers:
     recorded: Recorded
     builders: int = 16
     devices: int = 1
+    losses: int = 0
     own_s: float = 0.0
     """That answers took."""
 
@@ -208,9 +209,8 @@ class Meter:
 
 def fill(recorded: Recorded, db: str, candidates: int, numbers: range) -> list[dict[str, float]]:
     """What candidates cost, of the last run."""
-    meter = Meter(answers=Answers(recorded=recorded), db=db)
     for number in numbers:
-        meter.marks.clear()
+        meter = Meter(answers=Answers(recorded=recorded), db=db)
         spec = replace(
             recorded.run.spec,
             seed=number,

@@ -40,7 +40,8 @@ RUN = "night"
 _PAUSE_S = (5.0, 25.0)
 _SLEEP_S = 4.0
 _FIRST = 1 / 6
-"""Of the time, that the search itself is ended in."""
+"""Share of the time in which the search itself is ended."""
+_GROWTH = 1.1
 
 
 def main() -> None:
@@ -55,7 +56,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # a search leaves alone what nohup or a shell has it ignore
         signal.signal(number, signal.SIG_DFL)
     with tempfile.TemporaryDirectory() as folder:
-        Night(options, options.db or Path(folder) / "lineage.db").run()
+        night = Night(options, options.db or Path(folder) / "lineage.db")
+        try:
+            night.run()
+        finally:
+            night.end()
 
 
 class Night:
@@ -68,6 +73,9 @@ class Night:
         self._process: subprocess.Popen[bytes]
         self._memory: list[tuple[float, int, float]] = []
         """Minutes, evaluations, MiB."""
+
+    def end(self) -> None:
+        self._process.kill()
 
     def run(self) -> None:
         seconds = 60 * self._options.minutes
@@ -140,11 +148,9 @@ class Night:
         self._resume()
 
     def _fill_disk(self) -> None:
-        """No file of the search can grow any more."""
+        """The search can write behind the first page of no file any more."""
         self._note("no space left")
-        wal = self._path.with_name(self._path.name + "-wal")
-        room = max(self._path.stat().st_size, wal.stat().st_size if wal.exists() else 0)
-        psutil.Process(self._process.pid).rlimit(psutil.RLIMIT_FSIZE, (room, room))
+        psutil.Process(self._process.pid).rlimit(psutil.RLIMIT_FSIZE, (4096, 4096))
         assert self._process.wait(120) == 2
         self._resume()
 
@@ -194,6 +200,7 @@ class Night:
             "bytes_each": round(self._path.stat().st_size / len(done)),
         }, indent=2))  # fmt: skip
         assert differing == 0
+        assert later[-1] < _GROWTH * later[0], "the search's memory grows"
 
 
 def _recorded(path: Path) -> int:

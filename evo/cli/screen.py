@@ -120,9 +120,15 @@ class JsonLog:
         if _is_line_due(self._last, progress):
             self._last = time.monotonic()
             status = {str(status): count for status, count in progress.by_status.items()}
-            under_way: dict[str, Any] = {"building": progress.building, "measuring": progress.measuring}
-            under_way["events"] = dict(+progress.events)
-            self._write("progress", elapsed_s=progress.elapsed_s, finished=progress.finished, by_status=status, **under_way)
+            self._write(
+                "progress",
+                elapsed_s=progress.elapsed_s,
+                finished=progress.finished,
+                by_status=status,
+                building=progress.building,
+                measuring=progress.measuring,
+                incidents=progress.incidents,
+            )
 
 
 class LiveScreen:
@@ -222,12 +228,12 @@ def _counts(progress: Progress) -> str:
     rate = progress.finished / progress.elapsed_s if progress.elapsed_s else 0.0
     return (
         f"{progress.finished} candidates, {rate:.1f}/s | building {progress.building}, measuring"
-        f" {progress.measuring} | device busy {busy_share(progress):.0%}{_events(progress.events)}"
+        f" {progress.measuring} | device busy {busy_share(progress):.0%}{_incidents(progress.incidents)}"
     )
 
 
-def _events(counts: Mapping[str, int]) -> str:
-    return "".join(f" | {count} {name}" for name, count in counts.items() if count)
+def _incidents(counts: Mapping[str, int]) -> str:
+    return "".join(f" | {name}: {count}" for name, count in counts.items())
 
 
 def _waiting(progress: Progress) -> str:
@@ -277,7 +283,7 @@ def outcome_record(
         "command_s": round(time.time() - started, 2),
         "candidates_per_s": round(progress.finished / searched_s, 2),
         "by_status": {str(k): v for k, v in sorted(progress.by_status.items())},
-        "events": dict(+progress.events),
+        "incidents": progress.incidents,
         "refused_in_finals": [
             {"candidate": f.id, "order": f.order, "status": f.status, "log": f.reason} for f in run.refused_in_finals
         ],
@@ -354,8 +360,8 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
         for status, number in record["by_status"].items()
     )
     searched = f"{counted(record['candidates'], 'candidate')} in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
-    events = _events(record["events"])
-    console.say(f"{searched}: {statuses or 'none was finished'}; stopped: {record['stopped']}{events}")
+    incidents = _incidents(record["incidents"])
+    console.say(f"{searched}: {statuses or 'none was finished'}; stopped: {record['stopped']}{incidents}")
     if (since := record["since_resumed"]) is not None:
         console.say(f"since it was resumed: {counted(since['candidates'], 'candidate')} in {since['search_s']:g} s")
     if (costs := record["evaluation_ms"]) is not None:

@@ -86,6 +86,8 @@ class Executor(Protocol):
     devices: int
     """How many candidates are built at once, and how many measured; of several devices one that cannot be used any more is
     left out."""
+    losses: int
+    """Processes, or workers of a cluster, that were lost while they had something to do."""
 
     def build(self, request: Request) -> Future[Build]:
         """Never fails for a fault of the candidate: that is a Build with another status."""

@@ -109,6 +109,7 @@ class Device:
         self._posted: deque[Job] = deque()
         self._timeouts: dict[tuple[str, Workload, str], AdaptiveTimeout] = {}
         self._current: Job | None = None
+        self.losses = 0
         self.generation = 0
         """That of the last job that was posted."""
         self._used_up = False
@@ -141,8 +142,8 @@ class Device:
     def finish(self, retires: Callable[[], bool]) -> list[Job]:
         """Waits for the result of the first job that was posted, and tells its future; what breaks evo itself, too.
 
-        retires: where the device cannot be used any more, whether others can go on without it. Then the jobs that were
-        posted are returned.
+        retires: takes the device out of use, and tells whether others go on without it. It is asked when two fresh processes
+        were lost before a candidate ran in them; if so, the jobs that were posted are returned.
         """
         job = self._posted[0]
         result: Evaluation | RaceResult | BaseException | None = None
@@ -154,8 +155,8 @@ class Device:
             with suppress(DeviceError):  # it cannot be ended, which is told already
                 self._end_worker()
         self._current = None
-        if isinstance(result, DeviceError) and retires():
-            job.failed = False
+        if isinstance(result, DeviceError) and job.failed and retires():
+            job.failed, job.attempts = False, 0
             return list(self._posted)
         self._posted.popleft()
         deliver(job.future, result)
@@ -202,6 +203,7 @@ class Device:
         try:
             result: Evaluation | RaceResult = worker.collect(self._limits_s(job))
         except (WorkerLost, DeviceError) as loss:
+            self.losses += 1
             if isinstance(loss, DeviceError) or not _JUDGED & worker.spent_s.keys():
                 self._fail(job, loss)
                 return None

@@ -108,7 +108,7 @@ class DaskExecutor:
         self._cluster, self._address, wanted = _cluster(config.scheduler)
         self._lock = threading.RLock()
         self._jobs: set[_Job] = set()
-        self._generation = 0
+        self._generation = self.losses = 0
         self._closed = False
         self._done: queue.Queue[tuple[_Job, Any]] = queue.Queue()
         self._builds: OrderedDict[int, tuple[Build, Any]] = OrderedDict()
@@ -257,6 +257,7 @@ class DaskExecutor:
             return  # it was asked again since
         result = self._answer(job, task)
         if result is None:
+            self.losses += 1
             with self._lock:  # what else lay there may be lost, too
                 job.task = None
                 self._builds.clear()

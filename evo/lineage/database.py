@@ -152,7 +152,13 @@ def connect(location: Location, *, write: bool) -> Engine:
 def _connect_server(location: Location, *, write: bool) -> Engine:
     # A host that drops packets would keep a command waiting for minutes, and compiling one of evo's queries (JIT) takes
     # longer than the query.
-    usual = {"connect_timeout": _CONNECT_TIMEOUT_S, "options": "-c jit=off"}
+    # A connection whose other end has gone without a word is given up by both ends within a minute or two.
+    usual = {
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "options": "-c jit=off -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3",
+        "keepalives_idle": 30,
+        "tcp_user_timeout": 60_000,  # ms
+    }
     options = {name: value for name, value in usual.items() if name not in location.url.query}
     try:
         engine = create_engine(

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, bindparam, func, select, update
 
-from evo.errors import EngineError
+from evo.errors import EngineError, StoreError
 from evo.evaluation import Candidate, Evaluation, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.lineage import models as m
@@ -37,6 +37,7 @@ class Store:
         self._engine, self._location, self._closing = engine, location, closing
         self.path, self.writes = location.path, write
         self.bases = Bases()
+        self.connections_lost = 0
         self._open: Connection | None = None
         self._claims = Claims(engine)
         closing.callback(self._claims.release)
@@ -154,30 +155,34 @@ class Store:
         with self.reading() as connection:
             return read_run(connection, resolve_run(connection, name))
 
-    def add(self, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> int:
+    def add(self, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
         """Records a candidate with its parents, build, checks, timings, source and code, all or nothing.
 
         Orders may come in any sequence; parents and `same_code_as` must be there before. Machine code is stored of a
         candidate that is the fastest of its task when it is recorded, if the build's binary carries it; PTX of all.
-        Where the connection to a server is lost, it is made again, for up to ten minutes. Returns how often that was tried.
+        Where the connection to a server is lost, it is made again, for up to ten minutes.
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
-        key, tries, until = m.candidate_key(run.id, candidate.order), 0, time.monotonic() + _AWAY_S
+        lost_s = None
         while True:
             try:
                 with self.transaction() as connection:
                     self._claims.take(run)
-                    if tries and connection.scalar(select(m.Candidate.id).where(m.Candidate.id == key)) is not None:
-                        return tries  # only the server's word that it is stored was lost
-                    insert_candidate(connection, self.bases, run, candidate, evaluation, elapsed_s=elapsed_s)
-                    state = {"status": RunStatus.RUNNING} if tries else {}  # others took it for interrupted
+                    state: dict[str, object] = {}
+                    if lost_s is None or not self._is_stored(connection, run, candidate.order):
+                        insert_candidate(connection, self.bases, run, candidate, evaluation, elapsed_s=elapsed_s)
+                    if lost_s is not None:  # others may have found nobody who searches the run
+                        state = {"status": RunStatus.RUNNING.value}
                     self._touch(connection, run, elapsed_s=elapsed_s, **state)
-                return tries
-            except UnreachableError:
-                if self._open is not None or time.monotonic() > until:
+                return
+            except StoreError as error:
+                if lost_s is None:
+                    if not isinstance(error, UnreachableError):
+                        raise
+                    lost_s, self.connections_lost = time.monotonic(), self.connections_lost + 1
+                if time.monotonic() - lost_s > _AWAY_S:
                     raise
-                self._claims.release()
-                tries += 1
+                self._claims.release()  # until the server knows that the old connection is gone, that one has the run
                 time.sleep(_PAUSE_S)
 
     def add_baselines(
@@ -222,20 +227,24 @@ class Store:
     def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None:
         """Records how a run stands; for finished and failed ones, also when that was.
 
-        Raises StoreError for a run that goes on while another process searches it.
+        Raises StoreError for a run that another process searches.
         """
         now = datetime.now(UTC)
         ended = status in (RunStatus.FINISHED, RunStatus.FAILED)
         state = {"status": status.value, "stop_reason": clean_text(reason), "finished": now if ended else None}
         with self.transaction() as connection:
-            if status is RunStatus.RUNNING:
-                self._claims.take(run)
+            self._claims.take(run)
             self._touch(connection, run, elapsed_s=elapsed_s, **state)
 
     def evaluations(self, run: StoredRun) -> list[StoredEvaluation]:
         """Everything added so far, sorted by order."""
         with self.reading() as connection:
             return read_evaluations(connection, run)
+
+    @staticmethod
+    def _is_stored(connection: Connection, run: StoredRun, order: int) -> bool:
+        key = m.candidate_key(run.id, order)
+        return connection.scalar(select(m.Candidate.id).where(m.Candidate.id == key)) is not None
 
     def _find(self, connection: Connection, run: StoredRun, order: int) -> tuple[int, int]:
         """Key and task of a candidate."""

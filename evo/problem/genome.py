@@ -17,7 +17,7 @@ Change = dict[str, tuple[Value | None, Value | None]]
 
 @lru_cache(maxsize=None, typed=True)
 def _item(name: str, value: Value) -> tuple[str, Value]:
-    """A million genomes share what they have in common."""
+    """(name, value), the same object each time: genomes share what they have in common."""
     return name, value
 
 

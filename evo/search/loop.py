@@ -42,7 +42,7 @@ _FINALS_RESERVE_MAX_S = 20.0
 """Of the time of a run, at most and for each task."""
 
 _ELITES = 1000
-"""Of a task that finals may come to."""
+"""Candidates that are kept for the finals of a task, the best."""
 
 _DISTURBED_RETRIES = 3
 """After so many candidates in a row that were disturbed twice, none is measured a second time: this machine is never
@@ -119,8 +119,8 @@ class Progress:
     elapsed_s: float = 0.0
     devices: int = 1
     """That measure."""
-    events: Counter[str] = field(default_factory=Counter)
-    """What happened that a search goes on after: how often, by its name."""
+    incidents: dict[str, int] = field(default_factory=dict)
+    """What the search has survived since it began or was resumed: how often, by its name."""
 
 
 Observer = Callable[[Progress], None]
@@ -132,7 +132,7 @@ Observer = Callable[[Progress], None]
 
 @dataclass(kw_only=True, slots=True)
 class _Original:
-    """The first candidate that was built with some code; of it, when it has a result, what holds for its duplicates too."""
+    """The first candidate with some machine code, and the result that its duplicates share."""
 
     order: int
     status: Status | None = None
@@ -143,6 +143,11 @@ class _Original:
     """The first with this code that was told: this order does not depend on what finished first."""
     duplicates: list[Candidate] | None = None
     """Those that wait for its result."""
+
+    def take(self, evaluation: Evaluation) -> None:
+        self.status, timing = evaluation.status, evaluation.timing()
+        if timing is not None:
+            self.ratio, self.disturbed = timing.ratio, timing.disturbed
 
 
 @dataclass(kw_only=True)
@@ -194,6 +199,7 @@ class Search:
         """By order."""
         self._told = 0
         self._told_since_better = 0
+        self._disturbed = 0
         self._disturbed_again = 0
         """Candidates in a row whose second measurement was disturbed, too."""
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -218,11 +224,9 @@ class Search:
         # bring, and take cores from the builders.
         with threadpool_limits(limits=1, user_api="blas"):
             while True:
-                if lost := self.progress.devices - self._executor.devices:
-                    self.progress.events["devices lost"] += lost
-                    self.progress.devices -= lost
                 reason = self._advance()
                 self.progress.elapsed_s = self.elapsed_s
+                self.progress.incidents = self._incidents()
                 self.progress.waiting = self._waited_for()
                 self._observer(self.progress)
                 if reason is not None:
@@ -388,9 +392,8 @@ class Search:
             timing_seconds=measured.timing_seconds,
         )
         self._spend(candidate, costs)
-        timing, events = measured.timing(), self.progress.events
-        events["device processes lost"] += measured.device_lost
-        events["timings disturbed"] += timing is not None and timing.disturbed
+        timing = measured.timing()
+        self._disturbed += timing is not None and timing.disturbed
         if timing is not None and timing.disturbed and self._is_best(candidate.task, timing):
             if not candidate.remeasured and self._disturbed_again < _DISTURBED_RETRIES:
                 candidate.remeasured = True
@@ -406,6 +409,15 @@ class Search:
         for duplicate in original.duplicates or ():
             self._finish_duplicate(duplicate, original)
         original.duplicates = None
+
+    def _incidents(self) -> dict[str, int]:
+        counts = {
+            "timings disturbed": self._disturbed,
+            "processes lost": self._executor.losses,
+            "devices lost": self.progress.devices - self._executor.devices,
+            "connections lost": self._store.connections_lost,
+        }
+        return {name: count for name, count in counts.items() if count}
 
     def _spend(self, candidate: Candidate, costs: Costs) -> None:
         candidate.costs += costs
@@ -427,25 +439,20 @@ class Search:
         self._finish(candidate, evaluation)
 
     def _finish(self, candidate: Candidate, evaluation: Evaluation) -> None:
-        waits = self._store.add(self._run, candidate, evaluation, elapsed_s=self.elapsed_s)
-        self.progress.events["waits for the database"] += waits
-        self._remember(candidate, evaluation, self.elapsed_s)
+        elapsed_s = self.elapsed_s
+        self._store.add(self._run, candidate, evaluation, elapsed_s=elapsed_s)
+        self._remember(candidate, evaluation, elapsed_s)
         candidate.build = None
         self.progress.spent_on_finished += candidate.costs
 
     def _remember(self, candidate: Candidate, evaluation: Evaluation, elapsed_s: float, *, replayed: bool = False) -> None:
         task, progress = self._tasks[candidate.task], self.progress
         original = task.by_code[candidate.code] if candidate.code else None
-        shared = timing = evaluation.timing()
-        if (same := evaluation.same_code_as) in self._recorded:  # the original of a replayed duplicate may come later
-            shared = self._recorded[same].evaluation.timing()
-        candidate.status = evaluation.status
-        if shared is not None:
-            candidate.ratio, candidate.disturbed = shared.ratio, shared.disturbed
-        elif same is not None and original is not None:
+        candidate.status, timing = evaluation.status, evaluation.timing()
+        if original is not None:
+            if original.order == candidate.order:
+                original.take(evaluation)
             candidate.ratio, candidate.disturbed = original.ratio, original.disturbed
-        if original is not None and original.order == candidate.order:
-            original.status, original.ratio, original.disturbed = candidate.status, candidate.ratio, candidate.disturbed
         if candidate.status is Status.OK:
             insort(task.elites, candidate, key=lambda c: (c.disturbed, inf if c.ratio is None else c.ratio, c.order))
             del task.elites[_ELITES:]
@@ -481,7 +488,8 @@ class Search:
             candidate.code = self._code(candidate, evaluation.build.binary.code_hash)
             order = candidate.order if evaluation.same_code_as is None else evaluation.same_code_as
             original = self._tasks[candidate.task].by_code.setdefault(candidate.code, _Original(order=order))
-            original.order = order  # also where one that was not recorded, and is measured anew, has come before
+            if order in self._recorded:  # one that was in flight when its original was stored is asked for before it
+                original.take(self._recorded[order].evaluation)
         self._remember(candidate, evaluation, record.elapsed_s, replayed=True)
         self.progress.replayed += 1
 

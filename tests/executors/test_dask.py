@@ -194,8 +194,9 @@ def test_a_search_survives_what_happens_to_workers_scheduler_and_network(
     draw = random.Random(1)
 
     def a_worker() -> psutil.Process:
-        wait_until(cluster.worker_processes, "a worker starts again")
-        return draw.choice(cluster.worker_processes())
+        found: list[psutil.Process] = []
+        wait_until(lambda: found.extend(cluster.worker_processes()) or found, "a worker starts again")
+        return draw.choice(found)
 
     wait_for(3, "at first")
     for _ in range(3):

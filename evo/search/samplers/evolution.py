@@ -188,7 +188,7 @@ _BASIS = 160
 _REFIT = 12
 """Points after which the basis is chosen anew and the length scales are fitted."""
 _ROOM = _BASIS - 2 * _REFIT
-"""Of them, those that it begins with."""
+"""Points that a new basis begins with."""
 _FIT_POINTS = 96
 """Points that length scales are fitted to: the cost of a fit is cubic in them."""
 _ENOUGH = 8
@@ -249,7 +249,8 @@ class Surrogate:
         self._scores[row] = self._pending[row] = None
         if self.ready and self._basis:
             self._pending[row] = float(self._correlation(self._points[row][None, :])[0] @ self._solve())
-            self._append(row)
+            if self._since_refit < _REFIT:  # else the basis is chosen anew before it is used again
+                self._append(row)
         return row
 
     def learn(self, row: int, score: float | None) -> None:
