@@ -25,6 +25,7 @@ from tests.toy_kernel import TEMPLATE, write_kernel
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 200.0
+_ENDING_S = 30.0
 _ANCHOR = "    const float factor"
 _SETTINGS = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "8s", "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "20"}
 
@@ -116,23 +117,29 @@ class Cluster:
         return found
 
     def restart(self) -> None:
-        """The scheduler; its workers end with it, and are started again by what started them."""
+        """The scheduler; its workers end with it, or are ended if they hang, and are started again by what started them."""
         self.scheduler.kill()
         self.scheduler.wait()
         self._start_scheduler()
         for worker in self.workers.copy():
-            worker.wait(PATIENCE_S)
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(_ENDING_S)
+            self._end(worker)
             self.workers.remove(worker)
             self.add_worker()
 
     def close(self) -> None:
         self.wire.close()
         for process in (*self.workers, self.scheduler):
-            with suppress(psutil.Error):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-            process.kill()
-            process.wait()
+            self._end(process)
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        with suppress(psutil.Error):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
