@@ -40,7 +40,8 @@ class LocalExecutor:
     def __init__(self, target: str, config: ExecutorConfig) -> None:
         self._target, self._config = target, config
         self.target, self.builders, self.devices = find_target(target), config.builders, len(config.devices)
-        self._builders_lost = 0
+        self._losses = 0
+        """Of builders, and of devices that are out of use."""
         self._turns = self.target.shares_cores
         start_server()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
@@ -69,7 +70,6 @@ class LocalExecutor:
         self._devices = [
             Device(partial(self._start_device, name), config, host_code=self._turns) for name in config.devices
         ]
-        self._retired: list[Device] = []
         serving: list[tuple[str, Callable[..., None], object]] = [
             *((f"evo-device-{place}", self._serve_device, device) for place, device in enumerate(self._devices)),
             *((f"evo-builder-{place}", self._serve_builds, place) for place in range(config.builders)),
@@ -91,7 +91,7 @@ class LocalExecutor:
 
     @property
     def losses(self) -> int:
-        return self._builders_lost + sum(device.losses for device in (*self._devices, *self._retired))
+        return self._losses + sum(device.losses for device in self._devices)
 
     def renew_device(self) -> None:
         self._generation += 1
@@ -184,7 +184,7 @@ class LocalExecutor:
         with self._changed:
             if self.devices == 1:
                 return False
-            self._retired.append(device)
+            self._losses += device.losses
             self._devices = [other for other in self._devices if other is not device]
             self.devices -= 1
             return True
@@ -250,7 +250,7 @@ class LocalExecutor:
             built: Build = worker.collect({"build": limit_s})
         except WorkerLost as loss:
             self._builders[place] = None
-            self._builders_lost += not self._closed
+            self._losses += not self._closed
             if self._closed:
                 raise CancelledError from None
             status, log = Status.CRASH, f"the builder {loss} while it compiled this, twice"

@@ -169,7 +169,7 @@ class Store:
                 with self.transaction() as connection:
                     self._claims.take(run)
                     state: dict[str, object] = {}
-                    if lost_s is None or not self._is_stored(connection, run, candidate.order):
+                    if lost_s is None or self._task_of(connection, run, candidate.order) is None:
                         insert_candidate(connection, self.bases, run, candidate, evaluation, elapsed_s=elapsed_s)
                     if lost_s is not None:  # others may have found nobody who searches the run
                         state = {"status": RunStatus.RUNNING.value}
@@ -242,17 +242,16 @@ class Store:
             return read_evaluations(connection, run)
 
     @staticmethod
-    def _is_stored(connection: Connection, run: StoredRun, order: int) -> bool:
-        key = m.candidate_key(run.id, order)
-        return connection.scalar(select(m.Candidate.id).where(m.Candidate.id == key)) is not None
+    def _task_of(connection: Connection, run: StoredRun, order: int) -> int | None:
+        """None if there is no such candidate."""
+        return connection.scalar(select(m.Candidate.task).where(m.Candidate.id == m.candidate_key(run.id, order)))
 
     def _find(self, connection: Connection, run: StoredRun, order: int) -> tuple[int, int]:
         """Key and task of a candidate."""
-        key = m.candidate_key(run.id, order)
-        task = connection.scalar(select(m.Candidate.task).where(m.Candidate.id == key))
+        task = self._task_of(connection, run, order)
         if task is None:
             raise EngineError(f"run {run.name!r} has no candidate {order}")
-        return key, task
+        return m.candidate_key(run.id, order), task
 
     @staticmethod
     def _touch(connection: Connection, run: StoredRun, *, elapsed_s: float, **state: object) -> None:
