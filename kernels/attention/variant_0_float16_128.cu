@@ -77,12 +77,10 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     for (int d = 0; d < D / 16; ++d) {
         const unsigned (&a)[TILES][D / 16][4] = q;
         constexpr bool held = true;
-        unsigned b[2][4];
-        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
-            const unsigned (&f)[4] = b[n % 2];
+            unsigned f[4];
+            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -112,12 +110,10 @@ __device__ __forceinline__ void multiply_qk_part(float (&s)[TILES][KEYS / 8][4],
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
 __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
-    unsigned b[2][4];
-    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
-        const unsigned (&f)[4] = b[d % 2];
+        unsigned f[4];
+        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);

@@ -10,7 +10,7 @@ using T = f16;
 constexpr int D = 64, WARPS_M = 4, WARPS_N = 1, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
 constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 64, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 0;
+constexpr int K_STAGES = 2, V_STAGES = 1, AHEAD = 0;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
 using Rows = tile_rows<D * 2, true>;

@@ -1,25 +1,26 @@
 // Attention forward, float16, head dimension 128: o = softmax(scale q k^T) v.
-// 32 rows a block of 4 heads that share keys, 48 keys a step; 2 x 1 warps.
-// Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
+// 16 rows a block, 96 keys a step; 1 x 2 warps.
+// Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 #include "_shared/store.cuh"
+#include "_shared/cluster.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 128, WARPS_M = 2, WARPS_N = 1, TILES = 1;
+constexpr int D = 128, WARPS_M = 1, WARPS_N = 2, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 48, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 2, V_STAGES = 1, AHEAD = 1;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 96, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 1;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
-constexpr int PACK = 4;   // rows of a query, for heads that share keys
+constexpr int SPLIT = 4;   // blocks that share the keys of the same rows
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
 // Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
-constexpr bool V_LATE = false;
+constexpr bool V_LATE = true;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
@@ -52,7 +53,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
             #pragma unroll
             for (int g = 0; g < GROUPS; ++g) copy_async_16(tile + i * STEP * Rows::PITCH + g * COLUMNS * 16, from + g * COLUMNS * 16);
     } else {
-        #pragma unroll 1
+        #pragma unroll
         for (int i = 0; i < (COUNT + STEP - 1) / STEP; ++i, from += STEP * pitch)
             if (COUNT % STEP == 0 || row + i * STEP < COUNT)
                 #pragma unroll
@@ -61,22 +62,10 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
     }
 }
 
-// Has L2 give up COUNT rows last, of which `left` are there; the rest as load_rows. Not by a policy of the copies themselves: the
-// assembler of CUDA 13.0 to 13.3 loses it for sm_90, and they trap (github.com/triton-lang/triton, pull request 11660).
-template <int COUNT, int BY>
-__device__ __forceinline__ void keep_in_l2(int row, const char* from, i64 pitch, int left) {
-    if (threadIdx.x % COLUMNS) return;   // one thread for a line
-    #pragma unroll
-    for (int i = 0; i < (COUNT + BY / COLUMNS - 1) / (BY / COLUMNS); ++i, from += BY / COLUMNS * pitch)
-        if (row + i * (BY / COLUMNS) < least(COUNT, left))
-            #pragma unroll
-            for (int g = 0; g < GROUPS; ++g) asm volatile("prefetch.global.L2::evict_last [%0];" :: "l"(from + g * COLUMNS * 16));
-}
-
 // s = q k^T for the warp's rows and its keys of a tile, those from FROM to TO. q_at, k_at: addresses of the lane's part of the
 // first fragment.
 template <int FROM = 0, int TO = KEYS>
-__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsigned q_at, unsigned q_turn, unsigned k_at, unsigned k_turn) {
+__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], unsigned k_at, unsigned k_turn) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -85,10 +74,8 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsi
             for (int e = 0; e < 4; ++e) s[m][n][e] = 0.f;
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        unsigned a[TILES][1][4];
-        constexpr bool held = false;
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m) load_tiles(a[m][0], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
+        const unsigned (&a)[TILES][D / 16][4] = q;
+        constexpr bool held = true;
         unsigned b[2][4];
         load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
@@ -104,8 +91,26 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsi
     }
 }
 
+// The same for the n-th 16 keys of the warp's alone.
+__device__ __forceinline__ void multiply_qk_part(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], int n, unsigned k_at, unsigned k_turn) {
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int e = 0; e < 4; ++e) s[m][2 * n][e] = s[m][2 * n + 1][e] = 0.f;
+    #pragma unroll
+    for (int d = 0; d < D / 16; ++d) {
+        unsigned f[4];
+        load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
+        #pragma unroll
+        for (int m = 0; m < TILES; ++m) {
+            T::multiply_add(s[m][2 * n], q[m][d], f[0], f[1]);
+            T::multiply_add(s[m][2 * n + 1], q[m][d], f[2], f[3]);
+        }
+    }
+}
+
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
     unsigned b[2][4];
     load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
@@ -118,20 +123,17 @@ __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const u
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
+    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
 __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Running& running, float (&o)[TILES][D / 8][4], float slope) {
     float top[TILES][2];
-    bool moved = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -142,9 +144,7 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 2));
             top[m][h] = fmaxf(a, running.top[m][h]);
-            moved |= top[m][h] > running.top[m][h];
         }
-    if (__any_sync(~0u, moved))
     {
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
@@ -153,7 +153,8 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][2 * h] *= factor;
+                running.sum[m][h][0] *= factor;
+                running.sum[m][h][1] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -163,50 +164,47 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
     }
 }
 
-// The weights of a step's keys, 2^((s - top) * slope), packed as A fragments.
-__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], Running& running, float slope) {
+// The weights of the n-th 16 keys, 2^((s - top) * slope), packed as an A fragment.
+__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], int n, Running& running, float slope) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float base = fmaf(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
             #pragma unroll
-            for (int e = 0; e < KEYS / 4; ++e) {
-                float& x = s[m][e / 2][2 * h + e % 2];
+            for (int e = 0; e < 4; ++e) {
+                float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
-                x = e % 2 == 1 ? exp2_polynomial(x) : exp2_fast(x);
+                x = (4 * n + e) % 8 == 7 ? exp2_polynomial(x) : exp2_fast(x);
+                running.sum[m][h][e % 2] += x;
 }
+            weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
+            weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
         }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n)
-            #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                weights[m][n][e] = T::pack(s[m][2 * n + e / 2][2 * (e % 2)], s[m][2 * n + e / 2][2 * (e % 2) + 1]);
 }
 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
-    int batch, head, row;                // head: the first of the tile's; row: the first of BM
-    int kv_head, heads;                  // heads: how many of the group are left from `head` on; a tile has rows for PACK
-    __device__ __forceinline__ Place(int group, int first) {
+    int batch, head, row;                // row: the first of BM
+    int part;                            // of the keys: the last tile and every SPLIT-th before it, or the one before and so on
+    __device__ __forceinline__ Place() {
         int block = blockIdx.z;
-        kv_head = blockIdx.x, batch = blockIdx.y;
-        head = kv_head * group + first, heads = group - first;
+        head = blockIdx.x / SPLIT, batch = blockIdx.y;
+        part = blockIdx.x % SPLIT;
         if (CAUSAL) block = gridDim.z - 1 - block;   // the longest first
         row = block * BM;
     }
 };
 
-// A row is a query for one of PACK heads: rows of a query follow each other. Its head is counted from place.head on.
-__device__ __forceinline__ int query_of(int row) { return (unsigned)row / PACK; }
-__device__ __forceinline__ int head_of(int row) { return (unsigned)row % PACK; }
-__device__ __forceinline__ i64 offset_of(int row, i64 head, i64 seq) { return head_of(row) * head + query_of(row) * seq; }
-
-// heads / kv_heads, exactly: before it is truncated, the quotient is 0.5 / kv_heads off the integers.
-__device__ __forceinline__ int group_of(int heads, int kv_heads) { return __fdividef(heads + 0.5f, kv_heads); }
-extern "C" __global__ void __launch_bounds__(THREADS) attention(
+// head / (heads / kv_heads), exactly: before it is truncated, the quotient is 0.5 / group or more off the integers.
+__device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
+    if (heads != kv_heads) {
+        asm volatile("");   // keeps this a branch: else everybody would wait for the division
+        head = __fdividef((head + 0.5f) * kv_heads, heads);
+    }
+    return head;
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
@@ -214,54 +212,44 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     extern __shared__ __align__(128) char shared[];
     unsigned q_tile = shared_address(shared);
     asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
-    const int group = group_of(heads, kv_heads);
-    for (int first = 0; first < group; first += PACK) {   // once, where a tile has rows for the whole group
-    const Place place(group, first);
+    const Place place;
     // Told by lane 0, so that the compiler knows it to be the same in a whole warp.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    const int rows_end = (int)q_len * PACK, shift = (int)kv_len - (int)q_len;
+    const int rows_end = q_len, shift = (int)kv_len - (int)q_len;
     const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
-    const int keys_end = CAUSAL ? min((int)kv_len, query_of(min(place.row + BM, rows_end)) + shift) : (int)kv_len;   // may be negative
-    const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
+    const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
+    const int tiles = keys_end > 0 ? (keys_end + BN - 1) / BN : 0, steps = (tiles + SPLIT - 1 - place.part) / SPLIT;   // those of all, and this block's
+    cluster_arrive();   // no block may write into another's shared memory before that one runs
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = copy_row, last = (steps - 1) * BN;
+    const int key_row = copy_row, last = (tiles - 1 - place.part) * BN;
     const unsigned key_to = copy_to;
 
-    const char* const q_from = q + (place.batch * q_batch + place.head * q_head) * 2 + copy_byte;
-    if (steps > 0) {   // as load_rows, but rows of several heads have no pitch
-        constexpr int STEP = THREADS / COLUMNS;
-        #pragma unroll
-        for (int i = 0; i < (BM + STEP - 1) / STEP; ++i) {
-            const int row = place.row + copy_row + i * STEP;
-            if (BM % STEP == 0 || copy_row + i * STEP < BM)
-                #pragma unroll
-                for (int g = 0; g < GROUPS; ++g)
-                    copy_async_16_or_zero(q_tile + copy_to + i * STEP * Rows::PITCH + g * COLUMNS * 16,
-                                          q_from + offset_of(row, q_head, q_seq) * 2 + g * COLUMNS * 16, row < rows_end && head_of(row) < place.heads);
-        }
-    }
-    const int kv_head = place.kv_head;
+    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
+    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
+    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
+    // Only now, or q would wait for what k and v alone need.
+    int head = place.head;
+    asm volatile("" : "+r"(head));
+    const int kv_head = kv_head_of(head, heads, kv_heads);
     // Of the thread, in the tile that is asked for next.
     const char* k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
         if (step >= 0 && step < steps) {
-            keep_in_l2<KEY_ROWS, KEY_THREADS>(key_row, k_from, k_seq * 2, step > 0 ? KEY_ROWS : (int)kv_len - last);
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
-            k_from -= BN * k_seq * 2;
+            k_from -= SPLIT * BN * k_seq * 2;
         }
         commit_copies();
     };
     auto load_v = [&](int step) {
         if (step >= 0 && step < steps) {
-            keep_in_l2<KEY_ROWS, KEY_THREADS>(key_row, v_from, v_seq * 2, step > 0 ? KEY_ROWS : (int)kv_len - last);
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, v_tiles + step % V_STAGES * TILE_BYTES + key_to, v_from, v_seq * 2, step > 0, (int)kv_len - last);
-            v_from -= BN * v_seq * 2;
+            v_from -= SPLIT * BN * v_seq * 2;
         }
         commit_copies();
     };
@@ -287,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
@@ -295,15 +283,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
 
     // Scores that a row does not see become NONE.
     auto mask = [&](float (&s)[TILES][KEYS / 8][4], int step) {
-        const int key = (steps - 1 - step) * BN + warp_n * KEYS;
-        if (key + KEYS <= (int)kv_len && !(CAUSAL && key + KEYS - 1 > query_of(own_row) + shift)) return;
+        const int key = (tiles - 1 - place.part - step * SPLIT) * BN + warp_n * KEYS;
+        if (key + KEYS <= (int)kv_len && !(CAUSAL && key + KEYS - 1 > own_row + shift)) return;
         asm volatile("");   // keeps this a branch: as selects it would cost as much in every step
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int row = own_row + m * 16 + h * 8 + lane / 4;
-                const int seen = (CAUSAL ? min((int)kv_len, query_of(row) + shift + 1) : (int)kv_len) - key - 2 * (lane % 4);
+                const int seen = (CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len) - key - 2 * (lane % 4);
                 #pragma unroll
                 for (int n = 0; n < KEYS / 8; ++n)
                     #pragma unroll
@@ -313,9 +301,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     };
     // Whether the warp's rows see any of its keys of a step.
     auto sees = [&](int step) {
-        return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= query_of(own_row + ROWS - 1) + shift;
+        return !CAUSAL || (tiles - 1 - place.part - step * SPLIT) * BN + warp_n * KEYS <= own_row + ROWS - 1 + shift;
     };
+    unsigned q_held[TILES][D / 16][4];
     auto load_q = [&]() {
+        #pragma unroll
+        for (int m = 0; m < TILES; ++m)
+            #pragma unroll
+            for (int d = 0; d < D / 16; ++d) load_tiles(q_held[m][d], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
     };
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
@@ -327,25 +320,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     wait_copies<(V_STAGES == 1 ? 2 * (K_STAGES - 1) : 2 * K_STAGES - 1)>();
     __syncthreads();
     load_q();
-    if (steps > 0) multiply_qk(even, q_at, q_turn, k_lane, k_turn);
+    if (steps > 0) multiply_qk(even, q_held, k_lane, k_turn);
     auto advance = [&](float (&s)[TILES][KEYS / 8][4], float (&next)[TILES][KEYS / 8][4], int step) {
         wait_copies<IN_FLIGHT>();
         wait_for_warps();
         ask(step);
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
         unsigned weights[TILES][KEYS / 16][4];
-        if (step + 1 < steps) multiply_qk(next, q_at, q_turn, k_lane + (step + 1) % K_STAGES * TILE_BYTES, k_turn);
         mask(s, step);
         raise(s, running, acc, slope);
-        weigh(weights, s, running, slope);
-if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
-        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
-        if (K_STAGES == 1) load_k(step + 1);
-        {
-            #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+        if (V_STAGES == 1 || V_LATE) {
+            wait_copies<V_IN_FLIGHT>();
+            wait_for_warps();
         }
-
+        const unsigned k_at = k_lane + (step + 1) % K_STAGES * TILE_BYTES;   // past the last step: of no use, and harmless
+        #pragma unroll
+        for (int n = 0; n < KEYS / 16; ++n) {
+            weigh(weights, s, n, running, slope);
+            multiply_qk_part(next, q_held, n, k_at, k_turn);
+            multiply_pv(acc, weights, n, v_at, v_turn);
+        }
     };
     for (int step = 0; step < steps; step += 2) {
         advance(even, odd, step);
@@ -357,10 +351,136 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][2 * h];
+            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
         }
     wait_copies<0>();   // none may land in what follows
 
+    {   // Columns of warps merge first, and keep their shares where their own sums stood. The cluster merges those.
+    // Those that shared the keys merge a share of the head each: they keep that of their own sums, and get the others' for it.
+    constexpr int SHARE = D / 8 / WARPS_N;   // 8-wide pieces of a row
+    static_assert(D / 8 % WARPS_N == 0, "every one of them merges as much");
+    // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
+    constexpr int PIECES = TILES * 2 * (D / 8);   // pairs of accumulators a lane
+    float2* const partial = (float2*)(shared);   // [WARPS_N][WARPS_M][PIECES][32]
+    float2* const state = partial + WARPS_N * WARPS_M * PIECES * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
+    auto sums_of = [&](int w, int m, int h, int i) {
+        return partial[(((warp_n + w) % WARPS_N * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
+    };
+    auto state_of = [&](int w, int m, int h) { return state[((warp_n + w) % WARPS_N * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4]; };
+    __syncthreads();
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (lane % 4 == 0) state[(warp_n * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4] = make_float2(running.top[m][h], sum[m][h]);
+            #pragma unroll
+            for (int d = 0; d < D / 8; ++d)
+                if (d / SHARE != warp_n)
+                    partial[((warp_n * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
+        }
+    __syncthreads();
+    float factor[TILES][2][WARPS_N];   // of what was kept, then of what was sent
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float2 of[WARPS_N];
+            of[0] = make_float2(running.top[m][h], sum[m][h]);
+            float top = of[0].x;
+            sum[m][h] = 0.f;
+            #pragma unroll
+            for (int w = 1; w < WARPS_N; ++w) {
+                of[w] = state_of(w, m, h);
+                top = fmaxf(top, of[w].x);
+            }
+            #pragma unroll
+            for (int w = 0; w < WARPS_N; ++w) {
+                factor[m][h][w] = exp2_fast((of[w].x - (top == NONE ? 0.f : top)) * slope);
+                sum[m][h] = fmaf(of[w].y, factor[m][h][w], sum[m][h]);
+            }
+            running.top[m][h] = top;
+        }
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h)
+            #pragma unroll
+            for (int i = 0; i < SHARE; ++i) {
+                float2 total = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
+                #pragma unroll
+                for (int w = 1; w < WARPS_N; ++w)
+                    if (warp_n == w) total = make_float2(acc[m][w * SHARE + i][2 * h], acc[m][w * SHARE + i][2 * h + 1]);
+                total.x *= factor[m][h][0];
+                total.y *= factor[m][h][0];
+                #pragma unroll
+                for (int w = 1; w < WARPS_N; ++w) {
+                    const float2 x = sums_of(w, m, h, i);
+                    total.x = fmaf(x.x, factor[m][h][w], total.x);
+                    total.y = fmaf(x.y, factor[m][h][w], total.y);
+                }
+                acc[m][i][2 * h] = total.x;
+                acc[m][i][2 * h + 1] = total.y;
+            }
+    }
+    // Each block of the cluster merges a share of what a warp has kept, or one piece of it, where only the first blocks get one.
+    constexpr int HELD = D / 8 / WARPS_N, SHARE = HELD < SPLIT ? 1 : HELD / SPLIT;   // 8-wide pieces of a row
+    static_assert(HELD % SPLIT == 0 || SPLIT % HELD == 0, "none merges a part of a share");
+    // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
+    constexpr int PIECES = TILES * 2 * SHARE;   // pairs of accumulators a lane
+    // Others may send before the columns here have merged: what they send has memory of its own.
+    constexpr int TILES_END = BM * Rows::PITCH + (K_STAGES + V_STAGES) * TILE_BYTES, MERGED = WARPS_N * BM * (D + 2) * 4;
+    constexpr int SENT_AT = TILES_END > MERGED ? TILES_END : MERGED;
+    float2* const sent = (float2*)(shared + SENT_AT);   // [SPLIT - 1][WARPS][PIECES][32]
+    float2* const state = sent + (SPLIT - 1) * WARPS * PIECES * 32;                                  // [SPLIT - 1][WARPS][ROWS]: maximum, sum
+    auto sums_of = [&](int w, int m, int h, int i) { return sent[(((w - 1) * WARPS + warp) * PIECES + (m * 2 + h) * SHARE + i) * 32 + lane]; };
+    auto state_of = [&](int w, int m, int h) { return state[((w - 1) * WARPS + warp) * ROWS + m * 16 + h * 8 + lane / 4]; };
+    // No index of a register may be unknown to the compiler.
+    auto piece = [&](int of, int m, int h, int i) {
+        float2 x = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
+        #pragma unroll
+        for (int w = 1; w < SPLIT; ++w)
+            if (of == w) x = make_float2(acc[m][w * SHARE + i][2 * h], acc[m][w * SHARE + i][2 * h + 1]);
+        return x;
+    };
+    cluster_wait();
+    #pragma unroll
+    for (int w = 0; w < SPLIT - 1; ++w) {   // slot i is for what comes from the block i + 1 places further on
+        const int to = (place.part + w + 1) % SPLIT, slot = (SPLIT - 2 - w) * WARPS + warp;
+        const unsigned sent_to = address_in_block(shared_address(sent + slot * PIECES * 32 + lane), to);
+        const unsigned state_to = address_in_block(shared_address(state + slot * ROWS + lane / 4), to);
+        #pragma unroll
+        for (int m = 0; m < TILES; ++m)
+            #pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                if (lane % 4 == 0) store_in_cluster(state_to + (m * 16 + h * 8) * 8, make_float2(running.top[m][h], sum[m][h]));
+                #pragma unroll
+                for (int i = 0; i < SHARE; ++i) store_in_cluster(sent_to + ((m * 2 + h) * SHARE + i) * 32 * 8, piece(to, m, h, i));
+            }
+    }
+    cluster_barrier();
+    float factor[TILES][2][SPLIT];   // of what was kept, then of what was sent
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float2 of[SPLIT];
+            of[0] = make_float2(running.top[m][h], sum[m][h]);
+            float top = of[0].x;
+            sum[m][h] = 0.f;
+            #pragma unroll
+            for (int w = 1; w < SPLIT; ++w) {
+                of[w] = state_of(w, m, h);
+                top = fmaxf(top, of[w].x);
+            }
+            #pragma unroll
+            for (int w = 0; w < SPLIT; ++w) {
+                factor[m][h][w] = exp2_fast((of[w].x - (top == NONE ? 0.f : top)) * slope);
+                sum[m][h] = fmaf(of[w].y, factor[m][h][w], sum[m][h]);
+            }
+            running.top[m][h] = top;
+        }
 
     // Rows that see no key are zero, not 0 / 0.
     float inverse[TILES][2];
@@ -369,55 +489,48 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
-            const bool blind = (CAUSAL && query_of(row) + shift < 0) || kv_len == 0;
+            const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
             inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
-    __syncwarp();   // a warp's rows of q are its own: nobody else reads them
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h)
+        for (int h = 0; h < 2; ++h) {
+            const int row = own_row + m * 16 + h * 8 + lane / 4;
             #pragma unroll
-            for (int d = 0; d < D / 8; ++d) {
-                const int row = warp_m * ROWS + m * 16 + h * 8 + lane / 4;
-                *(unsigned*)(shared + Rows::place(row, d) + lane % 4 * 4) = T::pack(acc[m][d][2 * h] * inverse[m][h], acc[m][d][2 * h + 1] * inverse[m][h]);
+            for (int i = 0; i < SHARE; ++i) {
+                float2 total = piece(place.part, m, h, i);
+                total.x *= factor[m][h][0];
+                total.y *= factor[m][h][0];
+                #pragma unroll
+                for (int w = 1; w < SPLIT; ++w) {
+                    const float2 x = sums_of(w, m, h, i);
+                    total.x = fmaf(x.x, factor[m][h][w], total.x);
+                    total.y = fmaf(x.y, factor[m][h][w], total.y);
+                }
+                if (row < rows_end && place.part * SHARE < HELD)
+                    *(unsigned*)(o_rows + row * o_seq * 2 + (warp_n * HELD + place.part * SHARE + i) * 16 + lane % 4 * 4) = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
             }
-    __syncwarp();
-    constexpr int CHUNKS = ROWS * D / 8 / 32;
-    uint4 chunks[CHUNKS];   // all are read before the first is written: none waits for the one before
-    #pragma unroll
-    for (int i = 0; i < CHUNKS; ++i) {
-        const int id = i * 32 + lane;
-        chunks[i] = *(const uint4*)(shared + Rows::place(warp_m * ROWS + id / (D / 8), id % (D / 8)));
-    }
-    #pragma unroll
-    for (int i = 0; i < CHUNKS; ++i) {
-        const int id = i * 32 + lane, row = own_row + id / (D / 8);
-        store_16_if(row < rows_end && head_of(row) < place.heads, o_rows + offset_of(row, o_head, o_seq) * 2 + id % (D / 8) * 16, chunks[i]);
-    }
-    __syncthreads();   // nobody reads the tiles any more
-    }
+        }
 }
 
-// For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
+// For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it. The blocks of what would
+// be a cluster take rows in turn.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* attn_mask, unsigned short* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
-    const int group = group_of(heads, kv_heads);
-    for (int first = 0; first < group; first += PACK) {   // once, where a tile has rows for the whole group
-    const Place place(group, first);
+    const Place place;
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const int kv_head = place.kv_head;
+    const int kv_head = kv_head_of(place.head, heads, kv_heads);
     const unsigned short* const keys = k + place.batch * k_batch + kv_head * k_head;
     const unsigned short* const values = v + place.batch * v_batch + kv_head * v_head;
-    for (int row = place.row + threadIdx.x / 32; row < place.row + BM && row < q_len * PACK; row += WARPS) {
-        if (head_of(row) >= place.heads) continue;
-        const int seen = CAUSAL ? min((int)kv_len, query_of(row) + shift + 1) : (int)kv_len;
-        const unsigned short* q_row = q + place.batch * q_batch + place.head * q_head + offset_of(row, q_head, q_seq);
+    for (int row = place.row + place.part * WARPS + threadIdx.x / 32; row < place.row + BM && row < q_len; row += SPLIT * WARPS) {
+        const int seen = CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len;
+        const unsigned short* q_row = q + place.batch * q_batch + place.head * q_head + row * q_seq;
         float own[D / 32], acc[D / 32], top = NONE, sum = 0.f;
         for (int d = 0; d < D / 32; ++d) own[d] = T::widen(q_row[d * 32 + lane]), acc[d] = 0.f;
         for (int key = 0; key < seen; ++key) {
@@ -430,8 +543,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
             for (int d = 0; d < D / 32; ++d) acc[d] = fmaf(weight, T::widen(values[key * v_seq + d * 32 + lane]), acc[d] * factor);
             top = next;
         }
-        unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + offset_of(row, o_head, o_seq);
+        unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + row * o_seq;
         for (int d = 0; d < D / 32; ++d) o_row[d * 32 + lane] = (unsigned short)T::pack(seen > 0 ? acc[d] / sum : 0.f, 0.f);
-    }
     }
 }
