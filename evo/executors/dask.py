@@ -14,13 +14,12 @@ from __future__ import annotations
 import importlib
 import logging
 import multiprocessing.process
-import queue
 import threading
 import time
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from distributed import Client, KilledWorker, get_worker
+from distributed import Client, KilledWorker, WorkerPlugin, get_worker
 from distributed.comm.core import CommClosedError
 
 from evo import __version__
@@ -51,10 +50,14 @@ _STARTING_S = 120.0
 _AWAY_S = 600.0
 """How long a search waits for a scheduler, or for a worker with a device, that is gone."""
 _TICK_S = 1.0
+_FETCHED_AT_ONCE = 8
+"""Results: each takes several messages to the scheduler and back."""
 _KEPT_BUILDS = 256
 """Whose binaries stay on the workers that have them."""
-_ATTEMPTS = 3
-"""Of a request whose workers are lost; Dask has given each several more (`distributed.scheduler.allowed-failures`)."""
+_ATTEMPTS = 8
+"""Of a request whose workers are lost, most often with others that wait there: a candidate's own faults end no worker."""
+_AHEAD = 2
+"""Measurements that a worker begins with for each device, as those of a `LocalExecutor`: it has the next one at hand."""
 
 _ELSEWHERE = Build(status=Status.CRASH, arch="", compiler="", source_digest="")
 """In place of a build that goes another way."""
@@ -74,13 +77,18 @@ class _Setup:
     """The name of all that measure."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Files:
-    """The folder of a kernel that workers may not have."""
+@dataclass(kw_only=True)
+class _Folder(WorkerPlugin):
+    """Of a kernel that workers may not have: those that are there get it, and those that come. An argument of tasks would
+    keep these at the workers that have it."""
 
     name: str
+    kernel: str
     digest: str
     content: tuple[tuple[str, bytes], ...]
+
+    def setup(self, worker: Any) -> None:
+        _sent[self.digest] = self
 
 
 @dataclass(kw_only=True, eq=False)
@@ -93,6 +101,8 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)
     task: Any = None
     """None where it is to be asked for again."""
+    place: str = ""
+    """The address of the worker that measures it."""
     attempts: int = 0
     since_s: float = field(default_factory=time.monotonic)
 
@@ -109,11 +119,14 @@ class DaskExecutor:
         self._lock = threading.RLock()
         self._jobs: set[_Job] = set()
         self._generation = self.losses = 0
-        self._closed = False
-        self._done: queue.Queue[tuple[_Job, Any]] = queue.Queue()
+        self._closed = threading.Event()
+        self._settling = ThreadPoolExecutor(_FETCHED_AT_ONCE, thread_name_prefix="evo-dask")
         self._builds: OrderedDict[int, tuple[Build, Any]] = OrderedDict()
         """By identity, with the task of the cluster whose result it is: a binary goes from worker to worker."""
-        self._folders: dict[str, Any] = {}
+        self._folders: dict[str, str] = {}
+        """Digests of the kernels that workers have, by name."""
+        self._places: dict[str, int] = {}
+        """The number of devices of each worker that has one, by its address."""
         try:
             self._client = _connect(self._address)
             self.builders, self.devices = self._wait_for_workers(wanted)
@@ -124,7 +137,7 @@ class DaskExecutor:
             if isinstance(error, EvoError) or not isinstance(error, Exception):
                 raise
             raise DeviceError(f"the cluster at {self._address} cannot be used: {_said(error)}") from error
-        self._thread = threading.Thread(target=self._settle_all, name="evo-dask", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="evo-dask", daemon=True)
         self._thread.start()
 
     # -- the seam -----------------------------------------------------------------------------------------------------
@@ -161,9 +174,9 @@ class DaskExecutor:
 
     def close(self) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 return
-            self._closed = True
+            self._closed.set()
             jobs = list(self._jobs)
         for job in jobs:
             job.future.cancel()
@@ -172,6 +185,7 @@ class DaskExecutor:
         ending.start()
         ending.join(_ANSWER_S)  # a worker that hangs is not waited for
         self._end_cluster()
+        self._settling.shutdown(wait=False, cancel_futures=True)
 
     def _end_session(self, jobs: list[_Job]) -> None:
         with suppress(Exception):  # a cluster that is gone has nothing left to end
@@ -182,7 +196,7 @@ class DaskExecutor:
 
     def _submit(self, job: _Job) -> Future[Any]:
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 job.future.cancel()
                 return job.future
             self._jobs.add(job)
@@ -197,27 +211,25 @@ class DaskExecutor:
             if job.building:
                 task: Any = self._client.submit(_build, setup, folder, request, pure=False)
             else:
-                builds = [self._place_of(build) for build in _builds_of(request)]
+                builds = [self._task_of(build) for build in _builds_of(request)]
                 bare = _with_builds(request, [_ELSEWHERE] * len(builds))
+                # Dask would measure it where it was built, and takes a device for as many as the worker has threads.
+                waiting = Counter(other.place for other in self._jobs if other.task is not None)
+                job.place = min(self._places, key=lambda place: waiting[place] / self._places[place])
                 arguments = (setup, folder, bare, builds, job.generation)
-                task = self._client.submit(_measure, *arguments, pure=False, resources={DEVICE: 1}, priority=1)
+                options = {"workers": [job.place], "resources": {DEVICE: 1 / _AHEAD}, "priority": 1}
+                task = self._client.submit(_measure, *arguments, pure=False, **options)
             job.task = task
-            task.add_done_callback(lambda done: self._done.put((job, done)))
+            task.add_done_callback(lambda done: self._settling.submit(self._settle, job, done))
 
-    def _settle_all(self) -> None:
-        away_s, next_s = None, 0.0
-        while not self._closed:
-            missing = ""
+    def _watch(self) -> None:
+        away_s = None
+        while not self._closed.wait(_TICK_S):
             try:
-                with suppress(queue.Empty):
-                    self._settle(*self._done.get(timeout=_TICK_S))
-                now = time.monotonic()
-                if now < next_s:
-                    continue
-                next_s = now + _TICK_S
                 missing = self._missing()
             except Exception as error:  # of a client whose connection is lost at that moment
-                now, missing = time.monotonic(), f"the cluster at {self._address} cannot be used: {_said(error)}"
+                missing = f"the cluster at {self._address} cannot be used: {_said(error)}"
+            now = time.monotonic()
             away_s = None if not missing else away_s or now
             if away_s is not None and now - away_s > _AWAY_S:
                 self._give_up(f"{missing}, for {_AWAY_S:.0f} s now; what was found so far is kept: resume when it is back")
@@ -236,14 +248,16 @@ class DaskExecutor:
                     job.task = None
         if self._client.status != "running":
             return f"the scheduler at {self._address} does not answer"
+        self._find_workers()
         with self._lock:
             for job in self._jobs:
                 if job.task is None:
                     self._send(job)
-            if any(job.task is None for job in self._jobs):
-                return f"the scheduler at {self._address} takes no requests"
-        waits = any(not job.building for job in list(self._jobs))
-        return f"no worker of the scheduler at {self._address} has a device" if waits and not self._workers()[2] else ""
+            jobs = list(self._jobs)
+        self._client.cancel([job.task for job in jobs if job.task is not None and job.place not in ("", *self._places)])
+        if not self._places and not all(job.building for job in jobs):
+            return f"no worker of the scheduler at {self._address} has a device"
+        return f"the scheduler at {self._address} takes no requests" if any(job.task is None for job in jobs) else ""
 
     def _give_up(self, reason: str) -> None:
         with self._lock:
@@ -258,11 +272,14 @@ class DaskExecutor:
         result = self._answer(job, task)
         if result is None:
             self.losses += 1
-            with self._lock:  # what else lay there may be lost, too
-                job.task = None
-                self._builds.clear()
-                self._folders.clear()
-            return
+            job.attempts += 1
+            if job.attempts < _ATTEMPTS:
+                with self._lock:  # what else lay there may be lost, too
+                    job.task = None
+                    self._builds.clear()
+                    self._folders.clear()
+                return
+            result = _lost(job, f"{job.attempts} workers that were at this were lost")
         with self._lock:
             self._jobs.discard(job)
             if isinstance(result, Build) and result.binary is not None:
@@ -271,18 +288,12 @@ class DaskExecutor:
 
     def _answer(self, job: _Job, task: Any) -> object:
         """A result, or an exception that the job ends with; None if the job is to be asked for again."""
-        if task.status == "finished":
-            with suppress(Exception):  # it is lost on its way
+        error: BaseException | None = None
+        with suppress(Exception):  # it is lost on its way
+            if task.status == "finished":
                 return task.result(timeout=_ANSWER_S)
-        if task.status != "error":
-            return None
-        error = task.exception(timeout=_ANSWER_S)
-        if isinstance(error, KilledWorker):
-            job.attempts += 1
-            if job.attempts < _ATTEMPTS:
-                return None
-            return _lost(job, f"all workers that were at this were lost: {_said(error)}")
-        if isinstance(error, CancelledError | CommClosedError):  # its worker was ending
+            error = task.exception(timeout=_ANSWER_S) if task.status == "error" else None
+        if error is None or isinstance(error, KilledWorker | CancelledError | CommClosedError):  # its worker was ending
             return None
         return error if isinstance(error, EvoError) else DeviceError(f"a worker of {self._address} fails: {_said(error)}")
 
@@ -294,7 +305,7 @@ class DaskExecutor:
         while len(self._builds) > _KEPT_BUILDS:
             self._builds.popitem(last=False)
 
-    def _place_of(self, build: Build) -> Any:
+    def _task_of(self, build: Build) -> Any:
         """The task whose result it is; one that makes it from what is sent along, where there is none."""
         _, task = self._builds.get(id(build), (None, None))
         if task is None:
@@ -302,31 +313,34 @@ class DaskExecutor:
         self._keep(build, task)
         return task
 
-    def _folder(self, kernel: str) -> Any:
-        """What workers find the kernel by."""
+    def _folder(self, kernel: str) -> str:
+        """The digest by which workers find it."""
         if kernel not in self._folders:
             folder = find_kernel(kernel)
             parts = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
             content = tuple((str(p.relative_to(folder)), p.read_bytes()) for p in parts)
-            files = _Files(name=kernel, digest=kernel_digest(folder), content=content)
-            self._folders[kernel] = self._client.submit(_same, files, pure=False)
+            digest = kernel_digest(folder)
+            name = f"evo-{self._setup.session}-{digest}"
+            self._client.register_plugin(_Folder(name=name, kernel=kernel, digest=digest, content=content))
+            self._folders[kernel] = digest
         return self._folders[kernel]
 
     # -- the cluster --------------------------------------------------------------------------------------------------
 
-    def _workers(self) -> tuple[int, int, int]:
-        """How many there are; threads that build, and devices, of all of them."""
-        found = self._client.scheduler_info(n_workers=-1)["workers"].values()
-        devices = sum(int(worker["resources"].get(DEVICE, 0)) for worker in found)
-        return len(found), max(1, sum(worker["nthreads"] for worker in found) - devices), devices
+    def _find_workers(self) -> tuple[int, int]:
+        """How many there are, and their threads. Finds the devices."""
+        found = self._client.scheduler_info(n_workers=-1)["workers"]
+        devices = {address: int(worker["resources"].get(DEVICE, 0)) for address, worker in found.items()}
+        self._places = {address: count for address, count in devices.items() if count}
+        return len(found), sum(worker["nthreads"] for worker in found.values())
 
     def _wait_for_workers(self, wanted: int) -> tuple[int, int]:
-        """As many as wanted, of which one has a device. Raises DeviceError if none comes that has one, UsageError for one of
-        another version."""
+        """Until there are as many as wanted, of which one has a device: how many builders and devices. Raises DeviceError if
+        none comes that has one, UsageError for one of another version."""
         deadline = time.monotonic() + _STARTING_S
         while True:
-            count, builders, devices = self._workers()
-            if devices and count >= wanted:
+            count, threads = self._find_workers()
+            if self._places and count >= wanted:
                 break
             # Those of a cluster that is started may have to queue for hours.
             if self._cluster is None and time.monotonic() > deadline:
@@ -340,7 +354,8 @@ class DaskExecutor:
                 lacks = f"the worker at {worker} cannot import evo ({_said(answer)})"
                 raise DeviceError(f"{lacks}: install evo {__version__} there")
             _check_version(answer, worker)
-        return builders, devices
+        devices = sum(self._places.values())
+        return max(1, threads - devices), devices
 
     def _ask(self, function: Callable[..., Any], *arguments: object) -> Any:
         """What a worker with a device answers. Raises what the function raises."""
@@ -457,8 +472,8 @@ _open: dict[str, LocalExecutor] = {}
 _sessions: dict[str, int] = {}
 """Those that use one, with the generation of its devices."""
 _ended: set[str] = set()
-_folders: dict[str, Path] = {}
-"""Of kernels, by their digests."""
+_sent: dict[str, _Folder] = {}
+"""By digest."""
 
 
 def _version() -> str:
@@ -521,30 +536,36 @@ def _local_folder() -> Path:
     return Path(get_worker().local_directory) / "evo"
 
 
-def _local(request: Any, files: _Files) -> Any:
-    """The request with the kernel as this worker finds it. Raises UsageError if what it shares with others differs here."""
+@cache
+def _unpacked(digest: str) -> str:
+    """The folder of a kernel on this worker. Raises UsageError if what it shares with others differs here."""
+    if (sent := _sent.get(digest)) is None:
+        raise CancelledError  # the scheduler has started again and does not know it: it is asked again, and told before
+    folder = _local_folder() / digest / Path(sent.kernel).name
+    for name, data in sent.content:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    if kernel_digest(folder) != digest:
+        raise UsageError(
+            f"the worker at {get_worker().address} has other templates than this machine, which kernel"
+            f" {sent.kernel!r} shares: install the same evo there"
+        )
+    return str(folder)
+
+
+def _local(request: Any, digest: str) -> Any:
+    """The request with the kernel as this worker finds it."""
     with _opening:
-        if files.digest not in _folders:
-            folder = _local_folder() / files.digest / Path(files.name).name
-            for name, data in files.content:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(data)
-            if kernel_digest(folder) != files.digest:
-                raise UsageError(
-                    f"the worker at {get_worker().address} has other templates than this machine, which kernel"
-                    f" {files.name!r} shares: install the same evo there"
-                )
-            _folders[files.digest] = folder
-        return replace(request, kernel=str(_folders[files.digest]))
+        return replace(request, kernel=_unpacked(digest))
 
 
-def _build(setup: _Setup, files: _Files, request: Request) -> Build:
-    return _executor(setup, 0).build(_local(request, files)).result()
+def _build(setup: _Setup, digest: str, request: Request) -> Build:
+    return _executor(setup, 0).build(_local(request, digest)).result()
 
 
-def _measure(setup: _Setup, files: _Files, request: Any, builds: list[Build], generation: int) -> Any:
+def _measure(setup: _Setup, digest: str, request: Any, builds: list[Build], generation: int) -> Any:
     executor = _executor(setup, generation)
-    asked = _with_builds(_local(request, files), builds)
+    asked = _with_builds(_local(request, digest), builds)
     return (executor.race if isinstance(request, RaceRequest) else executor.measure)(asked).result()
 
 
