@@ -23,6 +23,7 @@ _COMMANDS = {
     "export": ("export", "import-workloads"),
     "check": ("bench", "check", "sanitize"),
     "maintain": ("prune", "vacuum", "merge", "backup"),
+    "replay": ("replay",),
     "doctor": ("doctor",),
     "new": ("new",),
 }

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, TypeVarTuple
@@ -117,6 +118,18 @@ def split_pair(text: str, option: str) -> tuple[str, str]:
     if not equals:
         raise UsageError(f"{option} {text!r} is not NAME=VALUE")
     return name, value
+
+
+def parse_sampler_options(texts: Iterable[str]) -> dict[str, object]:
+    """NAME=VALUE pairs; values are numbers where they can be read as such. The sampler checks names and values."""
+    options: dict[str, object] = {}
+    for text in texts:
+        name, value = split_pair(text, "--sampler-option")
+        options[name] = value
+        for read in (float, int):
+            with suppress(ValueError):
+                options[name] = read(value)
+    return options
 
 
 def make_console() -> Terminal:

@@ -29,9 +29,9 @@ from evo.cli.options import (
     make_console,
     parse_duration,
     parse_point,
+    parse_sampler_options,
     parse_values,
     print_json,
-    split_pair,
 )
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.screen import JsonLog, LiveScreen, PlainLines, outcome_record, print_outcome
@@ -204,7 +204,7 @@ def search(
         raise UsageError(f"--name and --export are for one search, and {kernel} holds {len(jobs)}")
     for job in jobs:
         options = [*(job.get("sampler_options") or ()), *(sampler_options or ())]
-        job |= typed | {"sampler_options": _parse_sampler_options(options)}
+        job |= typed | {"sampler_options": parse_sampler_options(options)}
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
     for path in {Path(job["log"]) for job in jobs if job.get("log")}:
@@ -387,18 +387,6 @@ def configure(job: Mapping[str, Any], db: str, elsewhere: Executor | None = None
         finalists=job.get("finalists"),
         name=job.get("name"),
     )
-
-
-def _parse_sampler_options(texts: Sequence[str]) -> dict[str, object]:
-    """NAME=VALUE pairs; values are numbers where they can be read as such. The sampler checks names and values."""
-    options: dict[str, object] = {}
-    for text in texts:
-        name, value = split_pair(text, "--sampler-option")
-        options[name] = value
-        for read in (float, int):
-            with suppress(ValueError):
-                options[name] = read(value)
-    return options
 
 
 def _parse_start(text: str, spaces: Sequence[Space]) -> Mapping[str, Any]:

@@ -137,9 +137,7 @@ def write_figures(folder: Path, data: RunOutcome) -> list[Path]:
     for number, workload in enumerate(data.workloads, 1):
         for figure in draw_workload(workload).values():
             name = f"w{number}-{figure.name}" if len(data.workloads) > 1 else figure.name
-            for end, content in (("svg", figure.document().encode()), ("png", figure.png())):
-                written.append(folder / f"{name}.{end}")
-                write_file(written[-1], content)
+            written += write_figure(folder / name, figure)
     return written
 
 
@@ -245,6 +243,14 @@ class Figure:
         return visible(vl_convert.vegalite_to_svg(text), lines=True)
 
 
+def write_figure(out: Path, figure: Figure) -> list[Path]:
+    """As OUT.svg and OUT.png. Raises UsageError where a file cannot be written."""
+    files = {f"{out}.svg": figure.document().encode(), f"{out}.png": figure.png()}
+    for name, content in files.items():
+        write_file(Path(name), content)
+    return [*map(Path, files)]
+
+
 def draw_workload(data: WorkloadOutcome, anchor: str = "") -> dict[str, Figure]:
     """All that can be drawn, by name. anchor: of the workload's section, for links."""
     if not data.number:
@@ -339,6 +345,36 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
         caption=caption,
         alt=alt,
         layers=layers,
+        height=300,
+    )
+
+
+def draw_curves(name: str, title: str, curves: Mapping[str, Sequence[float]]) -> Figure:
+    """Scores of samplers over the budget of a recorded space: 0 is random search, 1 the best configuration at once."""
+    lowest = max(-1.0, min(0.0, *map(min, curves.values())))
+    last = {n: curve[-1] for n, curve in curves.items()}
+    rows = [
+        {"x": i / (len(curve) - 1), "y": max(y, lowest), "who": n}
+        for n, curve in curves.items()
+        for i, y in enumerate(curve)
+    ]
+    x = _number("x", "share of the budget", (0.0, 1.0), tickCount=6)
+    y = _number("y", None, (lowest, 1.0), tickCount=6)
+    colours = {"scale": {"domain": [*curves], "range": [_ACCENT, _WARN, _MUTED, _INK]}, "legend": None}
+    who: Spec = {"field": "who", "type": "nominal", **colours}
+    at_end = [{"y": max(y, lowest), "who": n, "text": f"{n} {y:.2f}"} for n, y in last.items()]
+    beside = {"x": {"value": {"expr": "width - 4"}}, "y": y, "text": {"field": "text"}, "color": who}
+    return Figure(
+        name=name,
+        title=title,
+        caption="0 is random search, 1 the best configuration at once. The budget is what random search takes to come 95% of"
+        " the way from the median to the best.",
+        alt=" ".join(f"{n} ends at {y:.2f}." for n, y in last.items()),
+        layers=[
+            _layer([{"y": 0.0}], "rule", {"y": y}, color=_MUTED, strokeDash=[4, 3]),
+            _layer(rows, "line", {"x": x, "y": y, "color": who}, strokeWidth=2, interpolate="step-after"),
+            _layer(at_end, "text", beside, align="right", dy=-8, fontWeight=600),
+        ],
         height=300,
     )
 

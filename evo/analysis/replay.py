@@ -1,0 +1,247 @@
+"""Samplers on recorded search spaces: no device, no compiler, every evaluation looked up.
+
+A space is a record of all configurations of a kernel, each with its time or its failure, and what it cost to find out: a
+cache file of Kernel Tuner, or T4 results. Such are published at https://github.com/AutoTuningAssociation/benchmark_hub.
+
+The score is the performance over time of Willemsen et al. (2024, "A methodology for comparing optimization algorithms for
+auto-tuning", doi 10.1016/j.future.2024.05.021): 0 is random search, 1 the optimum at once, averaged over a budget within
+which random search comes 95% of the way from the median to the optimum. Failures are charged like everything else. Every
+repeat starts from another default, drawn from the legal configurations.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evo.errors import UsageError
+from evo.problem.genome import Genome
+from evo.problem.space import Categorical, Constraint, Ordinal, Parameter, Point, Space
+from evo.search.samplers import Exhausted, find_sampler
+
+_START, _CUTOFF, _GRID_POINTS = 0.01, 0.95, 1000
+_TENTHS = 10
+_LATE = 1.1
+"""A replay goes on beyond the budget by so much, so that its end is covered."""
+_INACTIVE = "inactive"
+"""Value of a parameter that a configuration does not have."""
+_NO_TIME = 1e19
+"""Kernel Tuner writes a huge number in place of the time of what failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """improvements: (seconds as recorded, best time so far) each. sampler_s: what the sampler itself took, all in all."""
+
+    improvements: Sequence[tuple[float, float]]
+    evaluations: int
+    sampler_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Of a sampler on a space. tenths: means over each tenth of the budget; score: the mean of all."""
+
+    space: str
+    sampler: str
+    score: float
+    tenths: tuple[float, ...]
+    evaluations: float
+    """A replay, on average."""
+    proposal_ms: float
+    """What the sampler takes for each."""
+
+
+class RecordedSpace:
+    """A record as a `Space` whose only constraint is that the configuration was recorded."""
+
+    def __init__(self, records: Iterable[tuple[Mapping[str, Any], float | None, float]]) -> None:
+        """records: of configuration, time if it has one, cost in seconds."""
+        found = list(records)
+        self.names = list(dict.fromkeys(name for point, _, _ in found for name in point))
+        rows = [[point.get(name, _INACTIVE) for name in self.names] for point, _, _ in found]
+        self.parameters = tuple(_parameter(n, column) for n, column in zip(self.names, zip(*rows, strict=True), strict=True))
+        keys = [tuple(map(str, row)) for row in rows]
+        self._points: dict[tuple[str, ...], Point] = dict(
+            zip(keys, (dict(zip(self.names, row, strict=True)) for row in rows), strict=True)
+        )
+        self._times = dict(zip(keys, (time for _, time, _ in found), strict=True))
+        self._costs_s = dict(zip(keys, (cost_s for _, _, cost_s in found), strict=True))
+        self._sorted_keys = sorted(self._points)
+        costs = np.array(list(self._costs_s.values()))
+        passed = np.array([t is not None for t in self._times.values()])
+        self._best_first = np.array(sorted(t for t in self._times.values() if t is not None))
+        begin_s, self.budget_s = (self._evaluations(share) * float(np.median(costs)) for share in (_START, _CUTOFF))
+        failing_s = 0.0 if passed.all() else float(costs[~passed].mean() * (~passed).mean())
+        self._grid = np.linspace(begin_s, self.budget_s, _GRID_POINTS)
+        tries = np.maximum(np.round(self._grid / (float(costs[passed].mean()) + failing_s)), 1)
+        n = len(self._best_first)
+        # The expected rank of the best of m draws without replacement.
+        ranks = np.minimum(np.round(tries * (n + 1) / (tries + 1)).astype(int), n - 1)
+        self._random: NDArray[np.float64] = self._best_first[::-1][ranks]
+
+    @property
+    def is_large(self) -> bool:
+        """Random search is not expected to find the best within the budget."""
+        return bool(self._random[-1] > self._best_first[0])
+
+    def space(self, rng: random.Random) -> Space:
+        return Space(
+            parameters=self.parameters,
+            constraints=(Constraint(name="recorded", holds=self._is_recorded, reason="there is a record of it"),),
+            default=self._points[rng.choice(self._sorted_keys)],
+        )
+
+    def evaluate(self, genome: Genome) -> tuple[float | None, float]:
+        """Its time, if it has one, and what it costs in seconds."""
+        key = self._key(genome.parameters)
+        return self._times[key], self._costs_s[key]
+
+    def curve(self, replays: Sequence[Replay]) -> NDArray[np.float64]:
+        """The share of the way from random search to the optimum that they have come on average, over the budget."""
+        ranks = []
+        for replay in replays:
+            seconds, best = (np.array(column) for column in zip(*replay.improvements, strict=True))
+            reached = best[np.maximum(np.searchsorted(seconds, self._grid, side="right") - 1, 0)]
+            ranks.append(np.searchsorted(self._best_first, reached, side="left"))
+        mean = np.clip(np.round(np.mean(ranks, axis=0)).astype(int), 0, len(self._best_first) - 1)
+        share: NDArray[np.float64] = (self._best_first[mean] - self._random) / (self._best_first[0] - self._random)
+        return share
+
+    def _evaluations(self, share: float) -> int:
+        """Random draws that are expected to come this share of the way from the median to the optimum."""
+        best, median = float(self._best_first[0]), float(np.median(self._best_first))
+        worse = int(np.argmax(self._best_first[::-1] <= best + (median - best) * (1 - share)))
+        return math.ceil(worse / (len(self._best_first) + 1 - worse))
+
+    def _is_recorded(self, point: Mapping[str, object], _: object = None) -> bool:
+        return self._key(point) in self._points
+
+    def _key(self, point: Mapping[str, object]) -> tuple[str, ...]:
+        return tuple([str(point[n]) for n in self.names])
+
+
+@cache
+def read_space(path: Path) -> RecordedSpace:
+    """Raises UsageError for a file that is not there, or is not a record of one."""
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError:  # Kernel Tuner appends to its cache, and closes it only at the end
+            record = json.loads(text.rstrip().rstrip(",") + "}\n}")
+        found = list(_cached(record) if "cache" in record else _results(record))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is neither a cache file of Kernel Tuner nor T4 results ({type(error).__name__}: {error}); a run of evo"
+            " becomes the latter by: evo export RUN --format t4"
+        ) from error
+    if len({time for _, time, _ in found if time is not None}) > 1:
+        recorded = RecordedSpace(found)
+        if recorded.is_large:
+            return recorded
+    raise UsageError(f"{path}: {len(found)} configurations cannot tell samplers apart: random search finds the best")
+
+
+def replay(path: Path, sampler: str, options: Mapping[str, object], in_flight: int, seed: int) -> Replay:
+    """Runs one sampler over the budget of one space, with so many proposals in flight. Raises as `read_space` does, and
+    UsageError for options that the sampler has not."""
+    recorded = read_space(path)
+    made = find_sampler(sampler)(recorded.space(random.Random(f"{path.name} {seed}")), seed, options)
+    improvements: list[tuple[float, float]] = []
+    pending: list[Genome] = []
+    spent_s, asked, told, sampler_s, exhausted = 0.0, 0, 0, 0.0, False
+    while spent_s < _LATE * recorded.budget_s:
+        began = time.perf_counter()
+        while len(pending) < in_flight and not exhausted:
+            try:
+                pending.append(made.ask(asked).genome)
+                asked += 1
+            except Exhausted:
+                exhausted = True
+        sampler_s += time.perf_counter() - began
+        if not pending:
+            break
+        found, cost_s = recorded.evaluate(pending.pop(0))
+        spent_s += cost_s
+        if found is not None and (not improvements or found < improvements[-1][1]):
+            improvements.append((spent_s, found))
+        began = time.perf_counter()
+        made.tell(told, found)
+        sampler_s += time.perf_counter() - began
+        told += 1
+    return Replay(improvements=improvements, evaluations=told, sampler_s=sampler_s)
+
+
+def judge(path: Path, sampler: str, replays: Sequence[Replay]) -> Score:
+    curve = read_space(path).curve(replays)
+    return Score(
+        space=path.name,
+        sampler=sampler,
+        score=float(curve.mean()),
+        tenths=tuple(float(part.mean()) for part in np.array_split(curve, _TENTHS)),
+        evaluations=float(np.mean([r.evaluations for r in replays])),
+        proposal_ms=1e3 * sum(r.sampler_s for r in replays) / sum(r.evaluations for r in replays),
+    )
+
+
+def mean_of(sampler: str, scores: Iterable[Score]) -> Score:
+    """Over the sampler's spaces, each as much as another."""
+    own = [s for s in scores if s.sampler == sampler]
+    return Score(
+        space="mean",
+        sampler=sampler,
+        score=float(np.mean([s.score for s in own])),
+        tenths=tuple(float(part) for part in np.mean([s.tenths for s in own], axis=0)),
+        evaluations=float(np.mean([s.evaluations for s in own])),
+        proposal_ms=float(np.mean([s.proposal_ms for s in own])),
+    )
+
+
+def _cached(record: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], float | None, float]]:
+    """Of a cache file of Kernel Tuner; its times are in milliseconds."""
+    names, objective = record["tune_params_keys"], record.get("objective", "time")
+    by_text = [{str(value): value for value in record["tune_params"][name]} for name in names]
+    for key, entry in record["cache"].items():
+        point = {n: values[text] for n, values, text in zip(names, by_text, key.split(","), strict=True)}
+        parts = (entry.get(part) or 0.0 for part in ("compile_time", "verification_time", "benchmark_time"))
+        yield point, _time(entry.get(objective)), sum(parts) / 1e3
+
+
+def _results(record: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], float | None, float]]:
+    """Of T4 results; their times are in milliseconds, as their writers have them."""
+    for result in record["results"]:
+        (objective,) = result["objectives"]
+        measured = {m["name"]: m["value"] for m in result["measurements"]}
+        times = result["times"]
+        compiled = times.get("compilation", times.get("compilation_time")) or 0.0
+        cost_ms = compiled + (times.get("validation") or 0.0) + sum(times.get("runtimes") or ())
+        passed = result.get("invalidity", "correct") == "correct"
+        yield result["configuration"], _time(measured.get(objective)) if passed else None, cost_ms / 1e3
+
+
+def _time(value: object) -> float | None:
+    """Errors stand in place of the time, as text or as a huge number."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value < _NO_TIME else None
+
+
+def _parameter(name: str, column: Sequence[Any]) -> Parameter:
+    values = list(dict.fromkeys(column))
+    if len(values) > 2 and all(isinstance(v, int | float) for v in values):
+        return Ordinal(name=name, values=tuple(sorted(values)))
+    return Categorical(name=name, values=tuple(sorted(values, key=str)))

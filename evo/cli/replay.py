@@ -1,0 +1,106 @@
+"""evo replay: samplers on recorded spaces."""
+
+import multiprocessing
+import os
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from threadpoolctl import threadpool_limits
+
+from evo.analysis.replay import Replay, judge, mean_of, read_space
+from evo.analysis.replay import replay as replay_once
+from evo.cli.options import Json, make_console, parse_sampler_options, print_json
+from evo.cli.tables import figure, make_table
+from evo.errors import UnknownNameError, UsageError
+from evo.search.samplers import find_sampler, sampler_names
+
+_POINTS = 200
+"""Of a curve that is drawn."""
+
+
+def replay(
+    spaces: Annotated[list[Path], typer.Argument(help="Cache files of Kernel Tuner or T4 results, plain or gzipped.")],
+    samplers: Annotated[str, typer.Option(help="Names, separated by commas; all if left out.")] = "",
+    repeats: Annotated[int, typer.Option(help="Of each sampler on each space, each from another default.", min=1)] = 25,
+    in_flight: Annotated[int, typer.Option(help="Proposals made before the first result is told.", min=1)] = 1,
+    sampler_options: Annotated[
+        list[str] | None, typer.Option("--sampler-option", help="SAMPLER.NAME=VALUE; repeat for more.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="A folder for figures: the score over the budget of each space.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes; one for each core if left out.", min=1)] = None,
+    json: Json = False,
+) -> None:
+    """Score samplers on recorded search spaces: 0 is random search, 1 the best configuration at once."""
+    names = samplers.split(",") if samplers else sampler_names()
+    if name := next((name for name in names if name not in sampler_names()), None):
+        raise UnknownNameError("sampler", name, sampler_names())
+    options = _by_sampler(parse_sampler_options(sampler_options or ()), names)
+    for path in spaces:  # refuses bad files and options before anything starts
+        space = read_space(path).space(random.Random(0))
+        for name in names:
+            find_sampler(name)(space, 0, options[name])
+    pairs = [(path, name) for path in dict.fromkeys(spaces) for name in dict.fromkeys(names)]
+    asked = [(path, name, options[name], in_flight, seed) for seed in range(repeats) for path, name in pairs]
+    found: dict[tuple[Path, str], list[Replay]] = {pair: [] for pair in pairs}
+    for (path, name, *_), made in zip(asked, _replay_all(asked, jobs or os.cpu_count() or 1), strict=True):
+        found[path, name].append(made)
+    scores = [judge(path, name, replays) for (path, name), replays in found.items()]
+    means = [mean_of(name, scores) for name in dict.fromkeys(names)]
+    figures = _draw(plot, found) if plot is not None else []
+    if json:
+        print_json({"in_flight": in_flight, "repeats": repeats, "scores": scores, "means": means, "figures": figures})
+        return
+    table = make_table("space", "sampler", ">score", ">first tenth", ">evaluations", ">ms a proposal")
+    for s in [*scores, *(means if len(spaces) > 1 else ())]:
+        row = figure(s.score, 3), figure(s.tenths[0], 3), figure(s.evaluations, 0), figure(s.proposal_ms)
+        table.add_row(s.space, s.sampler, *row)
+    make_console().print_table(table)
+    typer.echo(f"{repeats} repeats, {in_flight} in flight; score: 0 is random search, 1 the best configuration at once")
+    if figures:
+        typer.echo(f"{plot}: {len(figures)} figures, as SVG and as PNG")
+
+
+def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Raises UsageError for an option of none of the samplers."""
+    found: dict[str, dict[str, object]] = {name: {} for name in names}
+    for key, value in options.items():
+        sampler, _, option = key.partition(".")
+        if sampler not in found or not option:
+            told = f"--sampler-option {key}: names no option of {', '.join(names)}"
+            raise UsageError(f"{told}; write SAMPLER.NAME=VALUE, e.g. {names[0]}.NAME=4")
+        found[sampler][option] = value
+    return found
+
+
+def _replay_all(asked: Sequence[tuple[Path, str, Mapping[str, object], int, int]], jobs: int) -> Iterator[Replay]:
+    """In their order; on a terminal with a bar that shows how far it is."""
+    context = multiprocessing.get_context("spawn")
+    console = Console(stderr=True)
+    with ProcessPoolExecutor(min(jobs, len(asked)), context, initializer=threadpool_limits, initargs=(1,)) as pool:
+        made = pool.map(replay_once, *zip(*asked, strict=True))
+        yield from track(made, "replaying", len(asked), console=console, transient=True, disable=not console.is_terminal)
+
+
+def _draw(folder: Path, found: Mapping[tuple[Path, str], Sequence[Replay]]) -> list[str]:
+    """The files, without their ends."""
+    from evo.report.page import draw_curves, write_figure  # its library takes part of a second
+
+    drawn = []
+    for path in dict.fromkeys(path for path, _ in found):
+        curves = {}
+        for (other, name), replays in found.items():
+            if other == path:
+                curve = read_space(path).curve(replays)
+                curves[name] = curve[np.linspace(0, len(curve) - 1, _POINTS).astype(int)].tolist()
+        name = re.sub(r"(\.t4)?\.json(\.gz)?$", "", path.name)
+        write_figure(folder / name, draw_curves(name, path.name, curves))
+        drawn.append(str(folder / name))
+    return drawn

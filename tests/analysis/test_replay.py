@@ -1,0 +1,155 @@
+"""Samplers on recorded spaces: what is read, what is scored, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evo.analysis.replay import Replay, judge, read_space, replay
+from evo.evaluation import Status
+from evo.lineage.store import Store
+from tests.ended import run_here
+from tests.lineage import samples as s
+
+VALUES: dict[str, list[Any]] = {
+    "block": [32, 64, 96, 128, 160, 192, 224, 256],
+    "tile": [1, 2, 3, 4, 5, 6, 7, 8],
+    "unroll": [1, 2, 4],
+    "store": ["direct", "shared"],
+    "pad": [0],
+}
+
+
+def time_ms(point: dict[str, Any]) -> float | str:
+    """A landscape with one best point, and with points that fail."""
+    if point["block"] == 32 and point["unroll"] == 4:
+        return "RuntimeFailedConfig"
+    far = (point["block"] / 128 - 1) ** 2 + (point["tile"] - 5) ** 2 / 64 + (point["unroll"] - 2) ** 2 / 64
+    return float(1.0 + far + (point["store"] == "direct") * 0.01)
+
+
+def points() -> list[dict[str, Any]]:
+    return [dict(zip(VALUES, values, strict=True)) for values in itertools.product(*VALUES.values())]
+
+
+def write_cache(path: Path, *, closed: bool = True) -> Path:
+    entries = {
+        ",".join(map(str, p.values())): {**p, "time": time_ms(p), "compile_time": 900.0, "benchmark_time": 100.0}
+        for p in points()
+    }
+    text = json.dumps({"tune_params_keys": list(VALUES), "tune_params": VALUES, "cache": entries})
+    text = text if closed else text[: -len("}}")] + ","
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def write_results(path: Path) -> Path:
+    results = []
+    for point in points():
+        value = time_ms(point)
+        results.append(
+            {
+                "configuration": point,
+                "times": {"compilation": 900.0, "runtimes": [50.0, 50.0]},
+                "invalidity": "runtime" if isinstance(value, str) else "correct",
+                "measurements": [{"name": "time", "value": value}, {"name": "ratio", "value": 0.5}],
+                "objectives": ["time"],
+            }
+        )
+    path.write_text(json.dumps({"schema_version": "1.0.0", "results": results}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: write_cache(folder / "a.json"),
+        lambda folder: write_cache(folder / "a.json.gz"),
+        lambda folder: write_cache(folder / "a.json", closed=False),
+        lambda folder: write_results(folder / "a.t4.json"),
+    ],
+    ids=["cache", "compressed", "cache that is appended to", "T4"],
+)
+def test_every_form_of_a_record_is_the_same_space(tmp_path: Path, write: Any) -> None:
+    recorded = read_space(write(tmp_path))
+    space = recorded.space(random.Random(1))
+    assert {p.name: list(p.values) for p in space.parameters} == VALUES
+    assert sorted(map(str, space.points())) == sorted(map(str, points()))
+    found = replay(tmp_path / next(tmp_path.iterdir()).name, "evolution", {}, 1, 3)
+    assert found.improvements[-1][1] == 1.0
+    assert found.improvements[0][0] >= 1.0  # seconds: each costs one
+
+
+def test_the_score_of_the_best_at_once_is_1_and_of_what_never_improves_below_0(tmp_path: Path) -> None:
+    path = write_cache(tmp_path / "a.json")
+    at_once = judge(path, "x", [Replay(improvements=[(0.0, 1.0)], evaluations=1, sampler_s=0.002)])
+    assert at_once.score == pytest.approx(1.0)
+    assert at_once.tenths == pytest.approx((1.0,) * 10)
+    assert at_once.proposal_ms == pytest.approx(2.0)
+    worst = max(t for t in map(time_ms, points()) if not isinstance(t, str))
+    never = judge(path, "x", [Replay(improvements=[(0.0, worst)], evaluations=1, sampler_s=0.0)])
+    assert never.score < 0
+
+
+def test_in_flight_and_seed_decide_a_replay(tmp_path: Path) -> None:
+    path = write_cache(tmp_path / "a.json")
+    one, again, other = (replay(path, "evolution", {}, n, 0).improvements for n in (1, 1, 6))
+    assert one == again
+    assert one != other
+
+
+def test_a_run_of_our_own_is_replayed_after_its_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = str(tmp_path / "lineage.db")
+    with Store.open(db, write=True) as store:
+        run = s.new_run(store, "recorded")
+        for order in range(60):
+            found = s.failed(Status.CRASH) if order % 9 == 4 else s.passed(order, 0.5 + order / 60)
+            store.add(run, s.ref(order), found, elapsed_s=float(order))
+    out = tmp_path / "t4"
+    assert run_here(capsys, "export", "recorded", "--format", "t4", "--out", str(out), "--db", db).code == 0
+    (record,) = out.glob("*-0-*.t4.json")
+    told = run_here(capsys, "replay", str(record), "--samplers", "random", "--repeats", "2", "--json")
+    assert told.document["scores"][0]["sampler"] == "random"
+
+
+def test_the_command_prints_scores_means_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spaces = [str(write_cache(tmp_path / "a.json")), str(write_results(tmp_path / "b.t4.json"))]
+    plots = tmp_path / "plots"
+    asked = ("replay", *spaces, "--samplers", "evolution,random", "--repeats", "2", "--jobs", "2")
+    told = run_here(capsys, *asked, "--sampler-option", "evolution.children=4", "--plot", str(plots))
+    rows = [line.split() for line in told.out.splitlines()]
+    assert [row[:2] for row in rows[1:7]] == [
+        ["a.json", "evolution"], ["a.json", "random"], ["b.t4.json", "evolution"], ["b.t4.json", "random"],
+        ["mean", "evolution"], ["mean", "random"],
+    ]  # fmt: skip
+    assert sorted(p.name for p in plots.iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("{none}",), "cannot read {none}: No such file or directory"),
+        (("{other}",), "{other} is neither a cache file of Kernel Tuner nor T4 results"),
+        (("{flat}",), "{flat}: 0 configurations cannot tell samplers apart"),
+        (("{good}", "--samplers", "evolutin"), "unknown sampler 'evolutin'; did you mean evolution?"),
+        (("{good}", "--sampler-option", "children=4"), "write SAMPLER.NAME=VALUE"),
+        (("{good}", "--sampler-option", "evolution.childen=4"), "did you mean children?"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+) -> None:
+    files = {name: str(tmp_path / f"{name}.json") for name in ("none", "other", "flat", "good")}
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    (tmp_path / "flat.json").write_text(json.dumps({"results": []}))
+    write_cache(tmp_path / "good.json")
+    ended = run_here(capsys, "replay", *(word.format(**files) for word in words))
+    assert ended.code == 2
+    assert told.format(**files) in ended.err
+    assert len(ended.err.splitlines()) == 1
