@@ -163,7 +163,7 @@ def test_a_workload_without_a_winner_is_left_out_and_named(db: Path, capsys: pyt
     with Store.open(db, write=True) as store:
         end(store, store.run("made"), winners=[1])
     assert [v["record"]["order"] for v in export(db, "made")] == [1]
-    assert f"evo: nothing won for {WORKLOADS[0].key}: it is left to PyTorch" in capsys.readouterr().err
+    assert f"evo: nothing won for {WORKLOADS[0].key}: no variant of it is exported" in capsys.readouterr().err
 
 
 # -- for which architectures --------------------------------------------------------------------------------------

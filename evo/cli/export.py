@@ -113,7 +113,7 @@ def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[
         )
     winners = read_winners(store, found, db)
     for workload in without:
-        typer.echo(f"evo: nothing won for {workload}: it is left to PyTorch", err=True)
+        typer.echo(f"evo: nothing won for {workload}: no variant of it is exported", err=True)
     return winners
 
 

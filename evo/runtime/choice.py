@@ -64,8 +64,8 @@ class Member:
     """A problem that something was tuned at, found to be the best for, or raced at: the builds of that for a device, the one
     to be taken first.
 
-    measured: in an undisturbed final on such a device, by its name. slower: by what PyTorch was faster there; empty if it
-    was not. how: what a race found, in words.
+    measured: in an undisturbed final on such a device, by its name, beside this release of PyTorch. slower: by what PyTorch
+    was faster there; empty if it was not. how: what a race found, in words.
     """
 
     builds: Sequence[Variant]
@@ -105,7 +105,13 @@ def member_of(builds: Sequence[Variant], device: int, point: Mapping[str, Any]) 
     record = {**builds[0].record, **point}
     here = cpu.model() if device < 0 else torch.cuda.get_device_name(device)
     measured = record.get("record", {}).get("device") == here and deciding(record) is not None
+    measured = measured and _release(builds[0].beside) == _release(torch.__version__)
     return Member(builds, record["workload"]["dims"], measured, slower(record) if measured else "")
+
+
+def _release(version: str) -> list[str]:
+    """2.11 of 2.11.0+cu130: another is another competitor."""
+    return version.split(".")[:2]
 
 
 def members_of(variants: Iterable[Variant], device: int) -> list[Member]:

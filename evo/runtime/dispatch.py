@@ -170,9 +170,12 @@ class Dispatch(Table):
     def _find(self, key: tuple[Any, ...]) -> Call:
         """Raises Unavailable; Busy."""
         device, common, sizes = key[0], self._common(key), self._sizes(key)
-        for d in self.package.dimensions:
-            if not d["low"] <= sizes[d["name"]] <= d["high"]:
-                raise Unavailable(f"{d['name']}={sizes[d['name']]} is not within {d['low']} to {d['high']}")
+        for d, size, compiled in zip(self.package.dimensions, sizes.values(), common[2:], strict=True):
+            if not d["low"] <= size <= d["high"]:
+                reason = f"{d['name']}={size} is not within {d['low']} to {d['high']}"
+                if compiled == size:  # none like it is served
+                    _remember(self._families, common, reason)
+                raise Unavailable(reason)
         if common not in self._families:
             _remember(self._families, common, self._family(common, sizes))
         family = self._families[common]

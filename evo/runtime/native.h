@@ -170,13 +170,14 @@ class Table {
         }
     };
 
-    // Less the sizes that are not compiled in, of which at most their bucket is left. False for a size that no variant takes.
+    // Less the sizes that are not compiled in, of which at most their bucket is left. False if one of these is out of range.
     bool reduce(Problem& problem, bool bucketed = false) const {
         for (size_t i = 0; i < dimensions_.size(); ++i) {
             const Dimension& d = dimensions_[i];
             std::int64_t& size = problem.words[i + 2];
+            if (problem.device() < 0 ? d.fixed_on_cpu : d.fixed_on_gpu) continue;
             if (size < d.low || size > d.high) return false;
-            if (!(problem.device() < 0 ? d.fixed_on_cpu : d.fixed_on_gpu)) size = bucketed ? bucket_of(size, Member::log_of(size)) : 0;
+            size = bucketed ? bucket_of(size, Member::log_of(size)) : 0;
         }
         return true;
     }

@@ -91,7 +91,10 @@ class Native:
             raise Unavailable("it runs on Linux only")
         folder = cache_folder(create)
         if folder is None:
-            raise Unavailable(f"there is no folder of this user's alone to keep it in; name one in {CACHE_VARIABLE}")
+            raise Unavailable(
+                "the folder to keep it in must be this user's and writable by nobody else (chmod go-w); name one in"
+                f" {CACHE_VARIABLE}"
+            )
         if not self._package.path(_SOURCE).is_file():
             raise Unavailable("this package has none")
         exported: dict[str, str] = self._package.manifest.get("files", {})

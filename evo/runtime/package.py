@@ -197,6 +197,9 @@ class Variant:
         self.dtype: str = record["workload"]["dtype"]
         self.sizes: Mapping[str, int] = record["workload"]["dims"]
         self.fixed = frozenset(record["fixed"])
+        made_on = package.manifest["measured_on"][record["measured_on"]] if "measured_on" in record else {}
+        self.beside: str = made_on.get("torch", "")
+        """The version of PyTorch that it was measured with."""
         self.points: tuple[Mapping[str, Any], ...] = (record, *record.get("points", ()))
         """The problems that it was the winner of, the first of which it was tuned for."""
         opmath = "d" if self.dtype == "float64" else "f"

@@ -272,7 +272,8 @@ def hold_all_finals(
     count: int,
     begins: Callable[[Workload], None] = lambda workload: None,
 ) -> tuple[Finals, ...]:
-    """Of every task, with `count` finalists; where all of them are refused, with the next best. begins: told of each."""
+    """Of every task, with `count` finalists; where all of them are refused, with the next best (not of a covering run).
+    begins: told of each."""
     executor.renew_device()
     race_s = search.elapsed_s / (_FINAL_RACES * len(run.spec.workloads))
     tasks = [replace(task, race_s=race_s) for task in tasks_of(run.spec, executor, Stage.FINAL)]
