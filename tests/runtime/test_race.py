@@ -74,6 +74,14 @@ def test_what_was_measured_is_not_raced(copy_of: Path, use: Importer, cache: Pat
     assert " at 64x100" in way(module, 64, 100)  # no whole vectors
 
 
+@pytest.mark.parametrize("how", [{"beside": "2.5.1"}, {"device": "another"}, {"disturbed": True}], ids=str)
+def test_what_was_measured_otherwise_is_raced(copy_of: Path, use: Importer, how: Any) -> None:
+    edit_manifest(copy_of, timed(FASTER, variants=(0, 1), **how))
+    module = use(copy_of)
+    module.also_serve(measure=True)
+    assert EXACT not in way(module, 64, 96)
+
+
 def test_where_the_data_decide_even_what_was_measured_is_raced(
     copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

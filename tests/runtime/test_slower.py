@@ -29,10 +29,12 @@ def timed(
     disturbed: bool = False,
     stage: str = "final",
     device: str = HERE,
+    beside: str = torch.__version__,
 ) -> Any:
-    """A change to a manifest: what was measured of these variants."""
+    """A change to a manifest: what was measured of these variants, beside which version of PyTorch."""
 
     def change(manifest: dict[str, Any]) -> None:
+        manifest["measured_on"] = [{"torch": beside} for _ in manifest["measured_on"]]
         for index in variants:
             timing = {"stage": stage, "median_us": 2.0, "torch_us": 1.6, "disturbed": disturbed, **figures}
             manifest["variants"][index].update(timing=timing, record={"device": device})
