@@ -612,7 +612,8 @@ def follow(
     with screen, ExitStack() as ending_log:
         if written:
             ending_log.callback(lambda: written.end(why))
-        say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
+        on = f"{run.environment.device}, {counted(executor.devices, 'device')}, {counted(executor.builders, 'builder')}"
+        say(f"run {run.name}: {run.spec.kernel} on {on}, seed {run.spec.seed}; starting …")
         try:
             with _signals(ending) as searching:
 

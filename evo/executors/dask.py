@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import multiprocessing.process
 import threading
 import time
@@ -47,6 +48,8 @@ _ANSWER_S = 10.0
 """How long a scheduler may take to answer at first, and to give a result that it has."""
 _STARTING_S = 120.0
 """How long workers may take to come, of a cluster that was not started here, and to import what they need."""
+_SETTLING_S = 1.0
+"""How long none may have come before a search begins: how many there are then decides how much it has in flight."""
 _AWAY_S = 600.0
 """How long a search waits for a scheduler, or for a worker with a device, that is gone."""
 _TICK_S = 1.0
@@ -337,10 +340,14 @@ class DaskExecutor:
     def _wait_for_workers(self, wanted: int) -> tuple[int, int]:
         """Until there are as many as wanted, of which one has a device: how many builders and devices. Raises DeviceError if
         none comes that has one, UsageError for one of another version."""
+        before, settled_s = 0, math.inf
         deadline = time.monotonic() + _STARTING_S
         while True:
             count, threads = self._find_workers()
-            if self._places and count >= wanted:
+            if count != before:  # others that were started with it are still on their way
+                before, settled_s = count, time.monotonic() + _SETTLING_S
+            settled = self._cluster is not None or time.monotonic() > settled_s
+            if self._places and count >= wanted and settled:
                 break
             # Those of a cluster that is started may have to queue for hours.
             if self._cluster is None and time.monotonic() > deadline:
