@@ -2,7 +2,7 @@
 
 Every call gives what PyTorch's gives. One that a tuned variant serves (inference on tensors of one dtype, without dropout,
 with a tuned head size and kind of mask, on a tuned device) runs that variant; any other is left to PyTorch's own function.
-On a GPU the nearest variant is compiled for another head size (32, 64, 96, 128 and 256 can be) when that is first met, unless
+On a GPU the nearest variant is compiled for another head size (of 32, 64, 96, 128 and 256) when that is first met, unless
 `also_serve` says otherwise.
 `explain`, called with the same arguments, says which and why.
 
