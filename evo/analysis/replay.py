@@ -36,6 +36,8 @@ _LATE = 1.1
 """A replay goes on beyond the budget by so much, so that its end is covered."""
 _INACTIVE = "inactive"
 """Value of a parameter that a configuration does not have."""
+_GZIP = b"\x1f\x8b"
+"""How such files begin."""
 _NO_TIME = 1e19
 """Kernel Tuner writes a huge number in place of the time of what failed."""
 
@@ -137,9 +139,9 @@ def read_space(path: Path) -> RecordedSpace:
     """Raises UsageError for a file that is not there, or is not a record of one."""
     try:
         data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        text = (gzip.decompress(data) if data.startswith(_GZIP) else data).decode()
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no text'}") from error
     try:
         try:
             record = json.loads(text)
@@ -148,8 +150,8 @@ def read_space(path: Path) -> RecordedSpace:
         found = list(_cached(record) if "cache" in record else _results(record))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{path} is neither a cache file of Kernel Tuner nor T4 results ({type(error).__name__}: {error}); a run of evo"
-            " becomes the latter by: evo export RUN --format t4"
+            f"{path} is neither a cache file of Kernel Tuner nor T4 results; a run of evo becomes the latter by:"
+            " evo export RUN --format t4"
         ) from error
     if len({time for _, time, _ in found if time is not None}) > 1:
         recorded = RecordedSpace(found)

@@ -20,8 +20,10 @@ from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, make_console, parse_sampler_options, print_json
 from evo.cli.tables import figure, make_table
 from evo.errors import UnknownNameError, UsageError
+from evo.report.text import counted
 from evo.search.samplers import find_sampler, sampler_names
 
+_ENOUGH = 12
 _POINTS = 200
 """Of a curve that is drawn."""
 
@@ -42,6 +44,8 @@ def replay(
     names = samplers.split(",") if samplers else sampler_names()
     if name := next((name for name in names if name not in sampler_names()), None):
         raise UnknownNameError("sampler", name, sampler_names())
+    if plot is not None and plot.exists() and not plot.is_dir():
+        raise UsageError(f"--plot {plot} is a file: name a folder")
     options = _by_sampler(parse_sampler_options(sampler_options or ()), names)
     for path in spaces:  # refuses bad files and options before anything starts
         space = read_space(path).space(random.Random(0))
@@ -63,9 +67,10 @@ def replay(
         row = figure(s.score, 3), figure(s.tenths[0], 3), figure(s.evaluations, 0), figure(s.proposal_ms)
         table.add_row(s.space, s.sampler, *row)
     make_console().print_table(table)
-    typer.echo(f"{repeats} repeats, {in_flight} in flight; score: 0 is random search, 1 the best configuration at once")
+    told = f"{counted(repeats, 'repeat')}, {in_flight} in flight; score: 0 is random search on average, 1 the best at once"
+    typer.echo(told if repeats >= _ENOUGH else f"{told}; so few say little: they differ by tenths")
     if figures:
-        typer.echo(f"{plot}: {len(figures)} figures, as SVG and as PNG")
+        typer.echo(f"{plot}: {counted(len(figures), 'figure')}, as SVG and as PNG")
 
 
 def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str, dict[str, object]]:
@@ -74,7 +79,7 @@ def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str
     for key, value in options.items():
         sampler, _, option = key.partition(".")
         if sampler not in found or not option:
-            told = f"--sampler-option {key}: names no option of {', '.join(names)}"
+            told = f"--sampler-option {key} is of none of the samplers that are replayed ({', '.join(names)})"
             raise UsageError(f"{told}; write SAMPLER.NAME=VALUE, e.g. {names[0]}.NAME=4")
         found[sampler][option] = value
     return found

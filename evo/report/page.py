@@ -359,7 +359,7 @@ def draw_curves(name: str, title: str, curves: Mapping[str, Sequence[float]]) ->
         for i, y in enumerate(curve)
     ]
     x = _number("x", "share of the budget", (0.0, 1.0), tickCount=6)
-    y = _number("y", None, (lowest, 1.0), tickCount=6)
+    y = _number("y", "score so far", (lowest, 1.0), tickCount=6)
     colours = {"scale": {"domain": [*curves], "range": [_ACCENT, _WARN, _MUTED, _INK]}, "legend": None}
     who: Spec = {"field": "who", "type": "nominal", **colours}
     at_end = [{"y": max(y, lowest), "who": n, "text": f"{n} {y:.2f}"} for n, y in last.items()]
