@@ -127,7 +127,7 @@ class RecordedSpace:
         worse = int(np.argmax(self._best_first[::-1] <= best + (median - best) * (1 - share)))
         return math.ceil(worse / (len(self._best_first) + 1 - worse))
 
-    def _is_recorded(self, point: Mapping[str, object], _: object = None) -> bool:
+    def _is_recorded(self, point: Mapping[str, object]) -> bool:
         return self._key(point) in self._points
 
     def _key(self, point: Mapping[str, object]) -> tuple[str, ...]:

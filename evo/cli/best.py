@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord, read_source
-from evo.analysis.finals import Cover, Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
+from evo.analysis.finals import Cover, CoveredPoint, Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
 from evo.analysis.runs import (
     Best,
     ComparedRun,
@@ -346,7 +346,7 @@ def _print_run(console: Terminal, run: RunFinals, db: str) -> None:
 def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: bool = True) -> None:
     """By workload: the finalists, the winner beside the baselines, what was refused. all_finalists: also those that lost."""
     if run.cover is not None:
-        _print_cover(console, run.cover, run)
+        _print_cover(console, run, run.cover)
     for held in run.finals:
         refused = [f for f in run.refused_in_finals if f.task == held.task]
         if run.cover is not None and held.winner is not None and not all_finalists:
@@ -371,18 +371,20 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
     console.say_disturbed(*(t.disturbed for t in timed))
 
 
-def _print_cover(console: Terminal, cover: Cover, run: RunFinals) -> None:
+def _print_cover(console: Terminal, run: RunFinals, cover: Cover) -> None:
     held = {finals.workload: finals for finals in run.finals}
-    again = {workload: finals.confirmed for workload, finals in held.items()}
+
+    def gain(p: CoveredPoint) -> str:
+        finals = held[p.workload]
+        disturbed = finals.confirmed is not None and finals.confirmed.disturbed
+        return marked(speedup(1 / p.speedup, finals.noise_floor), disturbed)
+
     console.print_rows(
         {
             ">variant": p.variant or "reference",
             "serves": short_workload(p.workload, run.kernel),
             "candidate": short(p.winner),
-            ">speed-up": marked(
-                speedup(1 / p.speedup, held[p.workload].noise_floor),
-                (confirmed := again[p.workload]) is not None and confirmed.disturbed,
-            ),
+            ">speed-up": gain(p),
             ">off the best": f"{p.distance:.1%}",
         }
         for p in cover.points

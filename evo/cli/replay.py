@@ -19,11 +19,12 @@ from evo.analysis.replay import Replay, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, make_console, parse_sampler_options, print_json
 from evo.cli.tables import figure, make_table
-from evo.errors import UnknownNameError, UsageError
+from evo.errors import UsageError
 from evo.report.text import counted
 from evo.search.samplers import find_sampler, sampler_names
 
 _ENOUGH = 12
+"""Repeats, for a score to mean something."""
 _POINTS = 200
 """Of a curve that is drawn."""
 
@@ -42,8 +43,6 @@ def replay(
 ) -> None:
     """Score samplers on recorded search spaces: 0 is random search, 1 the best configuration at once."""
     names = samplers.split(",") if samplers else sampler_names()
-    if name := next((name for name in names if name not in sampler_names()), None):
-        raise UnknownNameError("sampler", name, sampler_names())
     if plot is not None and plot.exists() and not plot.is_dir():
         raise UsageError(f"--plot {plot} is a file: name a folder")
     options = _by_sampler(parse_sampler_options(sampler_options or ()), names)
