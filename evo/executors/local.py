@@ -32,6 +32,8 @@ from evo.targets import cached_build, find_target
 
 _AHEAD = 2
 """Measurements that a device worker is given: the one it is at, and the next, so that it need not wait for this process."""
+_NICE = 10
+"""Of builders, where devices are timed meanwhile: launches, and the command that proposes, come first."""
 
 
 class LocalExecutor:
@@ -283,7 +285,8 @@ def prepare_builder(target: str, scratch: Path, memory_bytes: int) -> None:
     """A builder ends with its compiler: at once when it is ended, and when the process that wanted it is gone."""
     confine(scratch, limit_files=True)
     limit_data(memory_bytes)
-    find_target(target)  # imports what builds need
+    if not find_target(target).shares_cores:  # imports what builds need
+        os.nice(_NICE)
     signal.signal(signal.SIGTERM, lambda *_: end_with_children())
     end_with_command()
 
