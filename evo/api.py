@@ -66,6 +66,7 @@ def search(
     seed: int | None = None,
     fix: Mapping[str, Value] | None = None,
     start: Sequence[str] = (),
+    cold: bool = False,
     builders: int | None = None,
     devices: str | None = None,
     executor: str | None = None,

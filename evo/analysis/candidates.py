@@ -2,7 +2,7 @@
 
 import hashlib
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN
 from evo.lineage.read import read_artefacts, read_details, record_of, rows_of
 from evo.lineage.store import Store
+from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 _c, _i, _p, _r, _t = m.Candidate, m.Task, m.Parentage, m.Run, m.Timing
@@ -139,7 +140,7 @@ class CandidateRecord(Subject, CandidateSummary):
     """All there is of one candidate.
 
     digest: of the genome. source: sha256 of the stored text. winner: of its task. seeds: what the gate's data were drawn
-    with, by stage. noise_floor: of the last final of its run and workload. final_races: what its finals timed beside it.
+    with, by stage. origin: of a start: a candidate's id, or what --start said. noise_floor: of the last final of its run and workload. final_races: what its finals timed beside it.
     created: ISO 8601 in UTC, as all times of records.
     """
 
@@ -159,6 +160,7 @@ class CandidateRecord(Subject, CandidateSummary):
     elapsed_s: float
     created: str
     seeds: dict[str, int]
+    origin: str
     noise_floor: float | None
     build: BuildRecord | None
     checks: tuple[CheckRecord, ...]
@@ -240,6 +242,7 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
             row,
             digest=hashlib.sha256(row.genome.encode()).hexdigest(),
             seeds={stage.value: seed for stage, seed in seeds.items()},
+            origin=_origin(row.run_options, Genome.from_json(row.genome).parameters) if row.operator == "start" else "",
             noise_floor=floors.get((key // ORDERS_PER_RUN, row.task)),
             build=next((record_of(BuildRecord, row, **told) for row in connection.execute(builds)), None),
             checks=tuple(checks),
@@ -249,6 +252,14 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
             parents=read_relatives(connection, [key]).get(key, ()),
             children=read_relatives(connection, [key], children=True).get(key, ()),
         )
+
+
+def _origin(options: Mapping[str, Any], genome: Mapping[str, Value]) -> str:
+    """Where a run has its start with that genome from; empty where that is not recorded."""
+    for point, origin in zip(options.get("starts", ()), options.get("origins", ()), strict=False):
+        if all(genome[name] == value for name, value in point.items() if name in genome):
+            return str(origin)
+    return ""
 
 
 def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace, ...]:

@@ -1,16 +1,19 @@
 """Runs: all of them at a glance, the course of one, several side by side; and the fastest candidates: of each kernel, device
 and workload over all runs, of each run, of each workload of a run."""
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, select
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 from sqlalchemy.orm import aliased
 
 from evo.analysis.candidates import CandidateSummary, Subject, select_candidates
 from evo.analysis.times import FIGURES, RelativeTime, gain_between, gain_fields, noise_floors
+from evo.errors import UsageError
 from evo.evaluation import PASSED
 from evo.lineage import LATEST, Environment, RunStatus
 from evo.lineage import models as m
@@ -18,6 +21,8 @@ from evo.lineage.liveness import GONE, gone
 from evo.lineage.models import key_range, last_refusals, leader_key, unrefused
 from evo.lineage.read import record_of, resolve_run, rows_of
 from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel, Workload
 from evo.problem.space import Value
 
 _c, _e, _i, _r, _t = m.Candidate, m.Environment, m.Task, m.Run, m.Timing
@@ -236,6 +241,33 @@ def find_best(
     for record in found:
         first.setdefault((record.kernel, record.target, record.device, record.workload), record)
     return tuple(first[group] for group in sorted(first))
+
+
+def find_alike(
+    store: Store, kernel: Kernel, name: str, target: str, device: str, workloads: Sequence[Workload], most: int
+) -> list[Best]:
+    """The fastest candidates of earlier runs of a kernel for what is most like `workloads`: the one most alike for each of
+    these, then the next ones, at most so many in all, of distinct genomes. See `_unlike`.
+
+    name: of runs of this kernel, whatever it was then; others were of the same files.
+    """
+    with store.reading() as connection:
+        found = leaders(connection, _r.target == target, or_(_r.kernel == name, _r.kernel_digest == kernel.digest))
+    known: list[tuple[Workload, Best]] = []
+    for best in found:
+        with suppress(UsageError):  # of what the kernel was before
+            known.append((kernel.workload(target, best.workload), best))
+    ranks = [sorted(known, key=lambda pair: _unlike(pair[0], wanted) + (pair[1].device != device)) for wanted in workloads]
+    first: dict[Genome, Best] = {}
+    for _, best in (pair for rank in zip(*ranks, strict=True) for pair in rank):
+        first.setdefault(Genome.of(best.parameters), best)
+    return list(first.values())[:most]
+
+
+def _unlike(one: Workload, other: Workload) -> float:
+    """Doublings from size to size; a dtype or an option that differs is as much as one."""
+    sizes = sum(abs(math.log2(max(1, size) / max(1, other.dim(name)))) for name, size in one.dims)
+    return sizes + (one.dtype != other.dtype) + sum(value != other.option(name) for name, value in one.options)
 
 
 def ranked(store: Store, run: str, task: int) -> Sequence[str]:

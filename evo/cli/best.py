@@ -269,7 +269,7 @@ def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> Non
         "kernel": f"{record.kernel}, {short_workload(record.workload, record.kernel)}",
         "device": f"{record.device} ({record.arch})",
         "status": status + (f" in the search, refused by the finals: {record.refusal}" if record.refusal else ""),
-        "made by": record.operator + (f" of {parents}" if parents else ""),
+        "made by": record.operator + (f" of {parents or record.origin}" if parents or record.origin else ""),
         "children": str(len(record.children)),
         "genome": " ".join(f"{k}={v}" for k, v in record.parameters.items()),
     }

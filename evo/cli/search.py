@@ -15,7 +15,7 @@ import psutil
 import typer
 
 from evo.analysis.finals import read_run_finals
-from evo.analysis.runs import find_run
+from evo.analysis.runs import find_alike, find_run
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
@@ -42,7 +42,7 @@ from evo.export import MANIFEST, check_replaceable, read_manifest
 from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload, load_kernel, template_root
 from evo.problem.space import Space
 from evo.report.text import counted, duration
 from evo.search.loop import Budget, Progress, Search, StopReason
@@ -60,6 +60,8 @@ from evo.search.samplers import find_sampler
 from evo.targets import answers, find_target, target_names
 
 _DEFAULT_BUDGET = "60s"
+_MOST_STARTS = 8
+"""Of what earlier runs found: a worthless one costs the search an evaluation."""
 Devices = Annotated[
     str | None, typer.Option(help="GPUs of one kind that measure: all, or 0,1,3; the first if left out.", show_default=False)
 ]
@@ -183,6 +185,9 @@ def search(
     start: Annotated[
         list[str] | None,
         typer.Option(help="Try this first, too: a run's winners, a candidate, an export, NAME=VALUE,...; repeat for more."),
+    ] = None,
+    cold: Annotated[
+        bool | None, typer.Option("--cold", help="Begin from nothing, and not from what earlier runs found for the like.")
     ] = None,
     builders: Annotated[int | None, typer.Option(help="Compiling processes.", min=1)] = None,
     devices: Devices = None,
@@ -362,7 +367,10 @@ def configure(job: Mapping[str, Any], db: str, elsewhere: Executor | None = None
     limits = asked.limits(arch)
     fixed = parse_values(job.get("fix") or (), kernel.space(target, workloads[0], limits), "--fix")
     spaces = [kernel.space(target, workload, limits).restricted(fixed) for workload in workloads]
-    initial_points = read_initial_points(job.get("start") or (), kernel, target, spaces, db)
+    if job.get("start"):
+        starts = read_starts(job["start"], kernel, target, spaces, db)
+    else:
+        starts = () if job.get("cold") else _known_starts(kernel, target, asked.device().name, workloads, db)
     sampler = job.get("sampler") or "evolution"
     find_sampler(sampler)(spaces[0], 0, job["sampler_options"])  # refuses bad options before anything starts
     time, evaluations, patience = (job.get(name) for name in ("budget", "evaluations", "patience"))
@@ -382,7 +390,7 @@ def configure(job: Mapping[str, Any], db: str, elsewhere: Executor | None = None
         ),
         fixed=fixed,
         sampler_options=job["sampler_options"],
-        initial_points=initial_points,
+        starts=starts,
         cover=bool(job.get("cover")),
         finalists=job.get("finalists"),
         name=job.get("name"),
@@ -397,10 +405,10 @@ def _parse_start(text: str, spaces: Sequence[Space]) -> Mapping[str, Any]:
     return parse_point(text, spaces[0], "--start")
 
 
-def read_initial_points(
+def read_starts(
     texts: Sequence[str], kernel: Kernel, target: str, spaces: Sequence[Space], db: str
-) -> tuple[Mapping[str, Any], ...]:
-    """The points that the texts of --start name, in their order.
+) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """The points that the texts of --start name, in their order, each behind what it is from: a candidate's id, or the text.
 
     A text is NAME=VALUE,... (the default with these values), the name of a run (its winners), a candidate, or the folder of
     an export (its variants).
@@ -408,17 +416,17 @@ def read_initial_points(
 
     Raises UsageError, UnknownNameError, SpaceError or StoreError.
     """
-    found: list[Mapping[str, Any]] = []
+    found: list[tuple[str, Mapping[str, Any]]] = []
     for text in texts:
         if "=" in text:
-            points = [_parse_start(text, spaces)]
+            points = [(text, _parse_start(text, spaces))]
         elif (Path(text) / MANIFEST).is_file():
-            points = _exported_points(Path(text), target)
+            points = [(text, point) for point in _exported_points(Path(text), target)]
         else:
             points = _recorded_points(text, kernel, target, db)
-        fit = [point for point in points if any(space.with_initial_points([point]).initial_points for space in spaces)]
+        fit = [(o, p) for o, p in points if any(space.with_initial_points([p]).initial_points for space in spaces)]
         if not fit:
-            known = [(space, {k: v for k, v in p.items() if k in space.by_name}) for p in points for space in spaces]
+            known = [(space, {k: v for k, v in p.items() if k in space.by_name}) for _, p in points for space in spaces]
             broken = dict.fromkeys(v for space, point in known for v in space.violations(space.complete(point)))
             raise UsageError(f"--start {text!r} is legal for none of the workloads: {'; '.join(broken) or points}")
         found += fit
@@ -437,7 +445,18 @@ def _exported_points(folder: Path, target: str) -> list[Mapping[str, Any]]:
     return [genome.parameters for genome in genomes]
 
 
-def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[Mapping[str, Any]]:
+def _known_starts(
+    kernel: Kernel, target: str, device: str, workloads: Sequence[Workload], db: str
+) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """What earlier runs found for the like. No point need be legal."""
+    folder = kernel.folder.resolve()
+    own = folder.name if folder.parent == template_root().resolve() else str(folder)
+    with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
+        return tuple((b.id, b.parameters) for b in find_alike(store, kernel, own, target, device, workloads, _MOST_STARTS))
+    return ()
+
+
+def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[tuple[str, Mapping[str, Any]]]:
     with Store.open(db, write=False) as store:
         records = find_winners(store, text, db)
         for r in records:
@@ -446,7 +465,7 @@ def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[Ma
                     f"--start {text!r} is of kernel {r.kernel!r} on {r.target}, and {kernel.name!r} as it is now on"
                     f" {target} is searched; to start there all the same, write its values: NAME=VALUE,..."
                 )
-    return [r.parameters for r in records]
+    return [(r.id, r.parameters) for r in records]
 
 
 _TABLE = re.compile(r"\s*\[\[?\s*search\s*\]")
@@ -613,7 +632,9 @@ def follow(
         if written:
             ending_log.callback(lambda: written.end(why))
         on = f"{run.environment.device}, {counted(executor.devices, 'device')}, {counted(executor.builders, 'builder')}"
-        say(f"run {run.name}: {run.spec.kernel} on {on}, seed {run.spec.seed}; starting …")
+        starts = run.spec.options["starts"]
+        first = f", {counted(len(starts), 'start')} (see --start, --cold)" if starts else ""
+        say(f"run {run.name}: {run.spec.kernel} on {on}, seed {run.spec.seed}{first}; starting …")
         try:
             with _signals(ending) as searching:
 

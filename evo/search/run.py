@@ -123,13 +123,14 @@ def plan_run(
     sampler: str = "evolution",
     sampler_options: Mapping[str, object] | None = None,
     fixed: Mapping[str, Value] | None = None,
-    initial_points: Sequence[Mapping[str, Value]] = (),
+    starts: Sequence[tuple[str, Mapping[str, Value]]] = (),
     cover: bool = False,
     finalists: int | None = None,
     name: str | None = None,
 ) -> RunSpec:
     """The record from which `execute` can start, and start again. kernel: name, or path of its folder. builders: of the
-    executor, if not as many as the target leaves cores for beside so many devices. cover: few variants are to serve all
+    executor, if not as many as the target leaves cores for beside so many devices. starts: points to try first, each behind
+    where it comes from. cover: few variants are to serve all
     workloads. finalists: of each workload.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
@@ -146,7 +147,8 @@ def plan_run(
         options={
             "sampler": dict(sampler_options or {}),
             "fixed": dict(fixed or {}),
-            "starts": [dict(point) for point in initial_points],
+            "starts": [dict(point) for _, point in starts],
+            "origins": [origin for origin, _ in starts],
             "gate_seed": int.from_bytes(os.urandom(4)),
             "finalists": finalists or _FINALISTS,
             **({"cover": True} if cover else {}),

@@ -12,7 +12,7 @@ import pytest
 from evo.analysis.runs import list_runs
 from evo.cli.check import _contenders, _for_each
 from evo.cli.recorded import is_of
-from evo.cli.search import read_initial_points
+from evo.cli.search import read_starts
 from evo.errors import UsageError
 from evo.evaluation import Candidate, Proposal
 from evo.lineage import Environment
@@ -85,7 +85,7 @@ def test_what_was_recorded_of_a_kernel_is_timed_whatever_its_folder_was_called(
         name = record(db, called, kernel)
         assert contenders(kernel, db) == [name, "default"]
         space = kernel.space("cpu", kernel.example("cpu"), find_target("cpu").limits("native"))
-        assert read_initial_points([name], kernel, "cpu", [space], db) == ({"mode": "exact", "unroll": 2},)
+        assert [point for _, point in read_starts([name], kernel, "cpu", [space], db)] == [{"mode": "exact", "unroll": 2}]
     assert capsys.readouterr().err == ""
 
 
@@ -94,9 +94,10 @@ def test_a_search_begins_with_what_is_shipped() -> None:
     limits = find_target("cuda").limits("sm_90")
     sizes = [kernel.workload("cuda", f"rows=4096,cols={n},dtype=float16") for n in (1024, 8192)]
     spaces = [kernel.space("cuda", workload, limits) for workload in sizes]
-    found = read_initial_points([str(folder)], kernel, "cuda", spaces, "none.db")
+    found = read_starts([str(folder)], kernel, "cuda", spaces, "none.db")
     assert len(found) > 9
-    assert {point["threads_per_row"] for point in found} >= {64, 256}
+    assert {origin for origin, _ in found} == {str(folder)}
+    assert {point["threads_per_row"] for _, point in found} >= {64, 256}
 
 
 @pytest.mark.parametrize("called", ["{folder}", "toy", "../b/toy"])
@@ -112,7 +113,7 @@ def test_a_kernel_of_the_same_name_or_relative_path_may_be_another_one(
     assert capsys.readouterr().err == f"evo: {nothing}: the template's default is timed\n"
     space = kernel.space("cpu", kernel.example("cpu"), find_target("cpu").limits("native"))
     with pytest.raises(UsageError, match=r"is of kernel .* as it is now .* write its values"):
-        read_initial_points([name], kernel, "cpu", [space], db)
+        read_starts([name], kernel, "cpu", [space], db)
 
 
 def test_what_was_recorded_by_name_or_whole_path_stays_a_kernels_own_when_its_files_change(tmp_path: Path) -> None:

@@ -195,6 +195,23 @@ def test_a_search_begins_with_what_it_is_to_start_from(asked: Any) -> None:
     assert 1 <= tried["start"] <= 2  # a winner may be the default, or what is named
 
 
+def test_a_search_begins_with_what_earlier_ones_found_for_the_like(asked: Any) -> None:
+    what = ("search", "./toy", "--target", "cpu", "--evaluations", "4", "--finalists", "1", "--workload")
+    assert asked(*what, "n=290,dtype=float32", "--name", "narrow", "--fix", "unroll=4").code == 0
+    for name, options in {"warm": (), "cold": ("--cold",)}.items():
+        ended = asked(*what, "n=300,dtype=float32", *options, "--name", name)
+        assert ended.code == 0, ended.err
+        assert ("(see --start, --cold)" in ended.out) == (name == "warm")
+    made = asked("query", "SELECT r.name, c.public_id, c.operator FROM candidate c JOIN run r ON r.id = c.run_id", "--json")
+    starts = {name: candidate for name, candidate, operator in made.document["rows"] if operator == "start"}
+    assert "cold" not in starts
+    first = asked("show", starts["warm"], "--json").document
+    assert first["parameters"]["unroll"] == 4
+    origin = asked("show", first["origin"], "--json").document
+    assert (origin["run"], origin["dims"]) == ("narrow", {"n": 290})
+    assert f"start of {origin['id']}" in asked("show", first["id"]).out
+
+
 @pytest.mark.parametrize("modes", [("honest", "late"), ("late",)])
 def test_finalists_that_were_refused_are_no_longer_counted_as_right(
     here: Any, tmp_path: Path, modes: tuple[str, ...]
