@@ -140,7 +140,8 @@ class CandidateRecord(Subject, CandidateSummary):
     """All there is of one candidate.
 
     digest: of the genome. source: sha256 of the stored text. winner: of its task. seeds: what the gate's data were drawn
-    with, by stage. origin: of a start: a candidate's id, or what --start said. noise_floor: of the last final of its run and workload. final_races: what its finals timed beside it.
+    with, by stage. origin: of a start: a candidate's id, or what --start said. noise_floor: of the last final of its run and
+    workload. final_races: what its finals timed beside it.
     created: ISO 8601 in UTC, as all times of records.
     """
 

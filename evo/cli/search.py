@@ -63,7 +63,8 @@ _DEFAULT_BUDGET = "60s"
 _MOST_STARTS = 8
 """Of what earlier runs found: a worthless one costs the search an evaluation."""
 Devices = Annotated[
-    str | None, typer.Option(help="GPUs of one kind that measure: all, or 0,1,3; the first if left out.", show_default=False)
+    str | None,
+    typer.Option(help="GPUs of one kind that measure: all, or 0,1,3, else one; of a cluster its name.", show_default=False),
 ]
 ExecutorName = Annotated[str | None, typer.Option("--executor", help="Where work runs: local, or dask.", show_default=False)]
 Scheduler = Annotated[
@@ -128,8 +129,8 @@ def open_workers(target: str, db: str, job: Mapping[str, Any] | None = None) -> 
         raise UsageError("--scheduler names a cluster that runs, and --cluster starts one: give one of them")
     if (name == "local") == bool(scheduler or cluster):
         raise UsageError(f"--executor {name} {'takes no' if name == 'local' else 'needs'} --scheduler or --cluster")
-    if name != "local" and (given := [o for o in ("builders", "devices") if job.get(o) is not None]):
-        raise UsageError(f"--{given[0]} is of this machine; workers of a cluster are started with their own")
+    if name != "local" and job.get("builders") is not None:
+        raise UsageError("--builders is of this machine; workers of a cluster are started with their own")
     if scheduler and scheduler.startswith("tcp://") and not _LOOPBACK.match(scheduler):
         typer.echo(
             f"evo: the scheduler at {scheduler} is used without TLS: whoever reaches it or its workers can run code there,"

@@ -31,7 +31,7 @@ class ExecutorConfig:
     cache_dir: Path
     devices: tuple[str, ...] = ("",)
     """Identities of those that measure, as `Target.devices` has them; "" is whichever the target takes by itself. Where
-    there are none, nothing can be measured."""
+    there are none, nothing can be measured. Of a cluster: a part of the name of their kind."""
     build_timeout_s: float = 30.0
     measure_timeout_s: float = 30.0
     """At most, for the gate and for the timing. What has taken twenty times as long as the median of its kind is ended

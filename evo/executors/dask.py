@@ -3,7 +3,8 @@
 Each worker process of the cluster that is given a task opens a `LocalExecutor` of its own, so a candidate is built, judged
 and ended as it is on one machine. Dask carries requests and results, moves a binary to the device that wants it, once, and
 hands the work of a worker that is gone to another. A device is a resource of that name: `dask worker ADDRESS --nthreads 8
---resources device=1` has one, and builds with the other seven threads.
+--resources device=1` has one, and builds with the other seven threads. Devices of one kind measure for a search; workers
+that have others build for it, and may measure for another search at the same time.
 
 A connection that is lost is made again, and what was not answered is asked for again: each request has one answer. Builds
 and measurements may so be done twice; a second answer is dropped.
@@ -76,8 +77,6 @@ class _Setup:
     version: str
     config: ExecutorConfig
     """`cache_dir`, `builders` and `devices` are the worker's own."""
-    device: str = ""
-    """The name of all that measure."""
 
 
 @dataclass(kw_only=True)
@@ -128,13 +127,19 @@ class DaskExecutor:
         """By identity, with the task of the cluster whose result it is: a binary goes from worker to worker."""
         self._folders: dict[str, str] = {}
         """Digests of the kernels that workers have, by name."""
+        self._kinds: dict[str, str] = {}
+        """What the device of each worker that has one is called, by address; empty until it answers, or if it does not."""
+        self._kind = ""
+        """What those are called that measure; empty before it is decided."""
         self._places: dict[str, int] = {}
-        """The number of devices of each worker that has one, by its address."""
+        """The number of devices of each worker that measures, by its address."""
         try:
             self._client = _connect(self._address)
-            self.builders, self.devices = self._wait_for_workers(wanted)
-            self.target = _RemoteTarget(target, self._ask)
-            self._setup = replace(self._setup, device=self.target.device().name)
+            self.builders = self._wait_for_workers(wanted)
+            self._kind = self._choose_kind(*config.devices)
+            self._find_workers()
+            self.devices = sum(self._places.values())
+            self.target = _RemoteTarget(target, lambda *question: self._ask([*self._places], *question))
         except BaseException as error:
             self._end_cluster()
             if isinstance(error, EvoError) or not isinstance(error, Exception):
@@ -247,6 +252,7 @@ class DaskExecutor:
             with self._lock:
                 self._builds.clear()
                 self._folders.clear()
+                self._kinds.clear()
                 for job in self._jobs:
                     job.task = None
         if self._client.status != "running":
@@ -259,7 +265,7 @@ class DaskExecutor:
             jobs = list(self._jobs)
         self._client.cancel([job.task for job in jobs if job.task is not None and job.place not in ("", *self._places)])
         if not self._places and not all(job.building for job in jobs):
-            return f"no worker of the scheduler at {self._address} has a device"
+            return f"no worker of the scheduler at {self._address} has a device of the kind {self._kind}"
         return f"the scheduler at {self._address} takes no requests" if any(job.task is None for job in jobs) else ""
 
     def _give_up(self, reason: str) -> None:
@@ -331,15 +337,44 @@ class DaskExecutor:
     # -- the cluster --------------------------------------------------------------------------------------------------
 
     def _find_workers(self) -> tuple[int, int]:
-        """How many there are, and their threads. Finds the devices."""
+        """How many there are, and their threads. Finds those that measure: all with a device, before a kind is chosen."""
         found = self._client.scheduler_info(n_workers=-1)["workers"]
-        devices = {address: int(worker["resources"].get(DEVICE, 0)) for address, worker in found.items()}
-        self._places = {address: count for address, count in devices.items() if count}
+        devices = {a: n for a, worker in found.items() if (n := int(worker["resources"].get(DEVICE, 0)))}
+        for address in devices.keys() - self._kinds.keys() if self._kind else ():
+            self._kinds[address] = ""
+            asked = self._client.submit(_question, self._setup.target, "device", workers=[address], pure=False, priority=2)
+            asked.add_done_callback(lambda done, of=address: self._settling.submit(self._note_kind, of, done))
+        self._places = {a: n for a, n in devices.items() if self._kinds.get(a, "") == self._kind}
         return len(found), sum(worker["nthreads"] for worker in found.values())
 
-    def _wait_for_workers(self, wanted: int) -> tuple[int, int]:
-        """Until there are as many as wanted, of which one has a device: how many builders and devices. Raises DeviceError if
-        none comes that has one, UsageError for one of another version."""
+    def _note_kind(self, address: str, asked: Any) -> None:
+        with suppress(Exception):  # one without such a device builds
+            self._kinds[address] = asked.result(timeout=_ANSWER_S).name
+
+    def _choose_kind(self, named: str) -> str:
+        """Of the workers' devices the kind that the text names, or a part of one; all may be of one kind where it is empty.
+        Raises UsageError, and what they answer if none has a device that the target can use."""
+        asking = ThreadPoolExecutor(len(self._places))
+        tasks = {address: asking.submit(self._ask, [address], "device") for address in self._places}
+        asking.shutdown()
+        for address, task in tasks.items():
+            if task.exception() is None:
+                self._kinds[address] = task.result().name
+        if not self._kinds:
+            next(iter(tasks.values())).result()
+        names = sorted(set(self._kinds.values()))
+        fitting = [named] if named in names else [name for name in names if named.lower() in name.lower()]
+        if len(fitting) == 1:
+            return fitting[0]
+        has = f"the workers of {self._address} have {' and '.join(names)}"
+        if not fitting:
+            raise UsageError(f"--devices {named!r}: {has}")
+        measures = f"name the kind that is to measure, e.g. --devices {names[0]!r}"
+        raise UsageError(f"{has}, whose times do not compare: {measures}; workers that have others build for it")
+
+    def _wait_for_workers(self, wanted: int) -> int:
+        """Until there are as many as wanted, of which one has a device: how many builders. Raises DeviceError if none comes
+        that has one, UsageError for one of another version."""
         before, settled_s = 0, math.inf
         deadline = time.monotonic() + _STARTING_S
         while True:
@@ -361,12 +396,11 @@ class DaskExecutor:
                 lacks = f"the worker at {worker} cannot import evo ({_said(answer)})"
                 raise DeviceError(f"{lacks}: install evo {__version__} there")
             _check_version(answer, worker)
-        devices = sum(self._places.values())
-        return max(1, threads - devices), devices
+        return max(1, threads - sum(self._places.values()))
 
-    def _ask(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """What a worker with a device answers. Raises what the function raises."""
-        asked = self._client.submit(function, *arguments, pure=False, resources={DEVICE: 1}, priority=2)
+    def _ask(self, workers: list[str], *question: str) -> Any:
+        """What the target of one of these workers answers. Raises what it raises."""
+        asked = self._client.submit(_question, self._setup.target, *question, workers=workers, pure=False, priority=2)
         try:
             return asked.result(timeout=_STARTING_S)
         except EvoError:
@@ -387,8 +421,7 @@ class _RemoteTarget:
     """See `evo.executors.AskedTarget`. Each question is asked once."""
 
     def __init__(self, name: str, ask: Callable[..., Any]) -> None:
-        self.name = name
-        self._answer = cache(lambda question, *arguments: ask(_question, name, question, *arguments))
+        self.name, self._answer = name, cache(ask)
 
     def device(self) -> DeviceInfo:
         return cast(DeviceInfo, self._answer("device"))
@@ -516,11 +549,6 @@ def _executor(setup: _Setup, generation: int) -> LocalExecutor:
                 builders=max(1, worker.state.nthreads - count),
                 devices=devices,
             )
-            if count and setup.device not in ("", name := find_target(setup.target).device().name):
-                raise DeviceError(
-                    f"the worker at {worker.address} has another device, {name}, than those that measure, {setup.device}:"
-                    " their times do not compare"
-                )
             _open[setup.target] = LocalExecutor(setup.target, config)
         executor = _open[setup.target]
         if generation > _sessions.setdefault(setup.session, 0):

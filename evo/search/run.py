@@ -190,10 +190,12 @@ def open_executor(
 ) -> closing[Executor]:
     """Worker processes that start at once: they take seconds to get ready, so open this before anything slow.
 
-    devices: as `choose_devices` has them. scheduler: see `ExecutorConfig`; a cluster's workers have builders and devices of
-    their own.
+    devices: as `choose_devices` has them; of a cluster, a part of the name of the kind that measures. scheduler: see
+    `ExecutorConfig`; a cluster's workers have builders of their own.
     """
-    config = ExecutorConfig(cache_dir=cache_dir, builders=builders or 1, scheduler=scheduler)
+    config = ExecutorConfig(
+        cache_dir=cache_dir, builders=builders or 1, scheduler=scheduler, devices=(devices or "",)
+    )
     if not scheduler:
         chosen = choose_devices(target, devices)
         config = replace(config, builders=builders or _default_builders(target, len(chosen)), devices=chosen)

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from distributed import Client
 
 import evo
+from evo.errors import UsageError
 from tests.toy_kernel import TEMPLATE, write_kernel
 
 pytestmark = pytest.mark.slow
@@ -104,8 +106,8 @@ class Cluster:
             command = [sys.executable, "-m", "distributed.cli.dask_" + what, *arguments]
             return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **_SETTINGS}, cwd=self._folder)
 
-    def add_worker(self) -> None:
-        options = ("--nthreads", "2", "--resources", "device=1", "--no-dashboard")
+    def add_worker(self, *more: str) -> None:
+        options = ("--nthreads", "2", "--resources", "device=1", "--no-dashboard", *more)
         self.workers.append(self._start("worker", self.address, *options))
 
     def worker_processes(self) -> list[psutil.Process]:
@@ -162,6 +164,47 @@ def candidates(db: Path) -> list[int]:
     with closing(sqlite3.connect(db)) as connection, suppress(sqlite3.OperationalError):  # no table yet
         return [order for (order,) in connection.execute('select "order" from candidate order by 1')]
     return []
+
+
+_OF_A_KIND = """
+from dataclasses import replace
+from pathlib import Path
+
+import evo.executors.dask as executor
+from evo.targets.cpu import TARGET
+
+device, measure = type(TARGET).device, executor._measure  # Dask runs this twice
+
+
+def measured(*arguments, measure=measure):
+    Path({path!r}).touch()
+    return measure(*arguments)
+
+
+type(TARGET).device = lambda self, device=device: replace(device(self), name={name!r})
+executor._measure = measured
+"""
+
+
+def test_of_several_kinds_of_device_one_measures(cluster: Cluster, kernel: Path, tmp_path: Path) -> None:
+    for name in ("one", "another"):
+        (tmp_path / f"{name}.py").write_text(_OF_A_KIND.format(name=f"CPU of {name} kind", path=str(tmp_path / name)))
+        cluster.add_worker("--preload", str(tmp_path / f"{name}.py"))
+    with Client(cluster.address) as client:
+        client.wait_for_workers(2)
+
+    def search(devices: str | None) -> evo.Run:
+        return evo.search(
+            kernel, target="cpu", scheduler=cluster.address, devices=devices, evaluations=6, finalists=1, db=tmp_path / "l.db"
+        )
+
+    with pytest.raises(UsageError, match=r"have CPU of another kind and CPU of one kind, whose times do not compare"):
+        search(None)
+    with pytest.raises(UsageError, match=r"--devices 'L4': the workers of .* have CPU of another kind and"):
+        search("L4")
+    assert search("ANOTHER").best()
+    assert (tmp_path / "another").exists()
+    assert not (tmp_path / "one").exists()
 
 
 def test_a_search_survives_what_happens_to_workers_scheduler_and_network(
