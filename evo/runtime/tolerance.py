@@ -2,8 +2,8 @@
 
 A result is compared elementwise, within a tolerance, with a reference in float64, and its largest error with the largest
 error of PyTorch's own result on the same input: at most `torch_factor` times that (the rule FlashAttention tests by, Dao
-et al. 2022), plus what rounding alone may do. Where the reference is not finite the result must agree exactly; where it is
-finite the result must be.
+et al. 2022), plus what rounding may do. Where the reference is not finite the result must agree exactly; where it is finite
+the result must be.
 """
 
 from dataclasses import dataclass
@@ -33,9 +33,10 @@ def expected(
     own: torch.Tensor | None,
     dtype: torch.dtype,
     tolerance: tuple[float, float, float],
+    rounding: float = 0.0,
 ) -> Expected:
     """own: PyTorch's result; None if it has none to compare with. dtype: of the output. tolerance: atol, rtol and
-    torch_factor."""
+    torch_factor. rounding: how far from the reference the roundings on the way may lead, as far as that is known."""
     atol, rtol, torch_factor = tolerance
     finite = reference.to(dtype).isfinite()
     magnitude = torch.where(finite, reference.abs(), 0.0)
@@ -47,7 +48,7 @@ def expected(
     # PyTorch may be lucky on a case: float32 results of equal merit differ by some roundings of the last place, 16-bit
     # ones (computed in float32, rounded once) by one, float64 ones by those of the reference as well.
     roundings = {2: 0.5, 4: 2.0, 8: 8.0}[dtype.itemsize]
-    limit = torch_factor * torch_error + roundings * torch.finfo(dtype).eps * scale
+    limit = torch_factor * torch_error + roundings * torch.finfo(dtype).eps * scale + rounding
     if own is None:
         limit = atol + rtol * scale
     return Expected(
