@@ -31,8 +31,8 @@ from evo.problem.kernel import Case, Kernel, Launch, LaunchSequence, Tensors, Wo
 from evo.runtime.tolerance import Expected, compare, expected, findings, verdict
 from evo.targets import Session
 
-_INPUT_ROUNDINGS = 8
-"""About those of a sum of a hundred terms in order: they grow with the root of their number (Higham and Mary 2019)."""
+_INPUT_ROUNDINGS = 4
+"""Fewer refuse honest float32 attention, in which few keys of 128 elements outweigh all: 6% of the seeds with none."""
 _ODD_VALUE = 12288.0
 """Exact in every dtype, and written by no kernel."""
 

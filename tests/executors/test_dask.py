@@ -194,9 +194,8 @@ def test_of_several_kinds_of_device_one_measures(cluster: Cluster, kernel: Path,
         client.wait_for_workers(2)
 
     def search(devices: str | None) -> evo.Run:
-        return evo.search(
-            kernel, target="cpu", scheduler=cluster.address, devices=devices, evaluations=6, finalists=1, db=tmp_path / "l.db"
-        )
+        where = {"scheduler": cluster.address, "devices": devices, "db": tmp_path / "l.db"}
+        return evo.search(kernel, target="cpu", evaluations=6, finalists=1, **where)
 
     with pytest.raises(UsageError, match=r"have CPU of another kind and CPU of one kind, whose times do not compare"):
         search(None)
