@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evo.errors import LaunchError
+from evo.errors import KernelError, LaunchError
 from evo.evaluation import Check
 from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, Workspace, bits, same, sum_of
 from evo.problem.kernel import Case, Kernel, Launch, LaunchSequence, Tensors, Workload
@@ -33,6 +33,8 @@ from evo.targets import Session
 
 _INPUT_ROUNDINGS = 4
 """Fewer refuse honest float32 attention, in which few keys of 128 elements outweigh all: 6% of the seeds with none."""
+_WRONG = 4
+"""PyTorch's error over what the tolerance allows at most that rounding does not explain in data of no malice."""
 _ODD_VALUE = 12288.0
 """Exact in every dtype, and written by no kernel."""
 
@@ -101,7 +103,8 @@ class Gate:
         can reach it past every guard."""
 
     def prepare(self, case: Case, *, repeated: bool = False) -> PreparedCase:
-        """`repeated`: with the further launches of a kernel's first case."""
+        """`repeated`: with the further launches of a kernel's first case. Raises KernelError if PyTorch's own result of that
+        is wrong."""
         if (case, repeated) in self._prepared:
             return self._prepared[case, repeated]
         seed = case_seed(self._seed, case)
@@ -122,6 +125,7 @@ class Gate:
         here, plain = Memory(layout, device), image(data, expected, NAN)
         trials = [_Trial(memory=here, image=plain, inputs=data, expected=expected)]
         if repeated:
+            _check_own(self._kernel, case, expected)
             other = self._kernel.inputs(case.workload, case.data, generator)
             wanted = expected_outputs(self._kernel, other, case.workload)
             there, odd = Memory(layout, device), image(data, expected, HUGE)
@@ -383,6 +387,19 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tup
         number = kernel.own_tolerance(workload, name) or kernel.tolerance[str(dtype).removeprefix("torch.")]
         found.append(expected(name, references[name], own.get(name), dtype, astuple(number), roundings.get(name, 0.0)))
     return tuple(found)
+
+
+def _check_own(kernel: Kernel, case: Case, found: Sequence[Expected]) -> None:
+    """PyTorch's result would excuse whatever is as wrong. Raises KernelError."""
+    for e, argument in zip(found, kernel.outputs(case.workload), strict=True):
+        tolerance = kernel.own_tolerance(case.workload, e.name) or kernel.tolerance[argument.dtype_of(case.workload)]
+        largest = float(torch.where(e.finite, e.reference.abs(), 0.0).max()) if e.reference.numel() else 0.0
+        if e.torch_error > _WRONG * (tolerance.atol + tolerance.rtol * largest):
+            whose = "same_dtype" if kernel.same_dtype else f"the reference baseline {kernel.reference_baseline.name!r}"
+            raise KernelError(
+                f"{kernel.folder / 'kernel.py'}: {whose} gives another {e.name} than reference does in float64,"
+                f" {e.torch_error:.3g} away for case {case.name!r} of {case.workload}: mend the one that computes something else"
+            )
 
 
 def _roundings(

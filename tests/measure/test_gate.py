@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from evo.errors import LaunchError
+from evo.errors import KernelError, LaunchError
 from evo.evaluation import Binary, Check
 from evo.measure.gate import Gate, argument_values
 from evo.problem.genome import Genome
@@ -256,3 +259,11 @@ def test_a_shifted_case_misaligns_every_tensor(gate: Gate, case: Case) -> None:
     assert len(tensors) == 4
     assert all(t.data_ptr() % 16 == 4 * case.offset for t in tensors)
     assert all(t.is_contiguous() for t in tensors)
+
+
+def test_a_baseline_that_computes_something_else_stops_the_search(session: Any) -> None:
+    """What is twice as wrong as it would pass."""
+    rms = replace(KERNEL.reference_baseline, call=lambda t, w: F.rms_norm(t["x"], t["x"].shape[-1:], t["weight"]))
+    wrong = replace(KERNEL, same_dtype=None, baselines=(rms, *(b for b in KERNEL.baselines if b.role != "reference")))
+    with pytest.raises(KernelError, match=r"kernel.py: the reference baseline .* gives another y than reference does"):
+        Gate(wrong, "cpu", session, seed=1).prepare(CASES[0], repeated=True)
