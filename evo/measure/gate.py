@@ -398,7 +398,7 @@ def _check_own(kernel: Kernel, case: Case, found: Sequence[Expected]) -> None:
             whose = "same_dtype" if kernel.same_dtype else f"the reference baseline {kernel.reference_baseline.name!r}"
             raise KernelError(
                 f"{kernel.folder / 'kernel.py'}: {whose} gives another {e.name} than reference does in float64,"
-                f" {e.torch_error:.3g} away for case {case.name!r} of {case.workload}: mend the one that computes something else"
+                f" {e.torch_error:.3g} away for case {case.name!r} of {case.workload}; mend the one that is mistaken"
             )
 
 
