@@ -257,10 +257,12 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
 
 def _origin(options: Mapping[str, Any], genome: Mapping[str, Value]) -> str:
     """Where a run has its start with that genome from; empty where that is not recorded."""
+    found = []
     for point, origin in zip(options.get("starts", ()), options.get("origins", ()), strict=False):
-        if all(genome[name] == value for name, value in point.items() if name in genome):
-            return str(origin)
-    return ""
+        known = {name: value for name, value in point.items() if name in genome}
+        if all(genome[name] == value for name, value in known.items()):
+            found.append((len(known), str(origin)))
+    return max(found, key=lambda pair: pair[0], default=(0, ""))[1]
 
 
 def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace, ...]:

@@ -244,10 +244,10 @@ def find_best(
 
 
 def find_alike(
-    store: Store, kernel: Kernel, name: str, target: str, device: str, workloads: Sequence[Workload], most: int
-) -> list[Best]:
+    store: Store, kernel: Kernel, name: str, target: str, device: str, workloads: Sequence[Workload]
+) -> Iterator[Best]:
     """The fastest candidates of earlier runs of a kernel for what is most like `workloads`: the one most alike for each of
-    these, then the next ones, at most so many in all, of distinct genomes. See `_unlike`.
+    these, then the next ones, of distinct genomes. See `_unlike`.
 
     name: of runs of this kernel, whatever it was then; others were of the same files.
     """
@@ -258,16 +258,18 @@ def find_alike(
         with suppress(UsageError):  # of what the kernel was before
             known.append((kernel.workload(target, best.workload), best))
     ranks = [sorted(known, key=lambda pair: _unlike(pair[0], wanted) + (pair[1].device != device)) for wanted in workloads]
-    first: dict[Genome, Best] = {}
+    seen: set[Genome] = set()
     for _, best in (pair for rank in zip(*ranks, strict=True) for pair in rank):
-        first.setdefault(Genome.of(best.parameters), best)
-    return list(first.values())[:most]
+        if (genome := Genome.of(best.parameters)) not in seen:
+            seen.add(genome)
+            yield best
 
 
 def _unlike(one: Workload, other: Workload) -> float:
     """Doublings from size to size; a dtype or an option that differs is as much as one."""
-    sizes = sum(abs(math.log2(max(1, size) / max(1, other.dim(name)))) for name, size in one.dims)
-    return sizes + (one.dtype != other.dtype) + sum(value != other.option(name) for name, value in one.options)
+    dims, options = dict(other.dims), dict(other.options)
+    sizes = sum(abs(math.log2(max(1, size) / max(1, dims[name]))) for name, size in one.dims)
+    return sizes + (one.dtype != other.dtype) + sum(value != options[name] for name, value in one.options)
 
 
 def ranked(store: Store, run: str, task: int) -> Sequence[str]:
@@ -480,7 +482,8 @@ def _settings(runs: Collection[RunSummary]) -> Iterator[SettingDifference]:
     for run in runs:
         further = {"window": run.max_in_flight, "workloads": [task.workload for task in run.tasks]}
         flat[run.name] = dict(_flat("", {name: getattr(run, name) for name in _SETUP} | further))
-    for name in dict.fromkeys(name for settings in flat.values() for name in settings):
+    names = dict.fromkeys(name for settings in flat.values() for name in settings if name != "options.starts")
+    for name in names:  # the starts' origins say it in fewer words
         values = {run: settings.get(name) for run, settings in flat.items()}
         if len(set(map(repr, values.values()))) > 1:
             yield SettingDifference(name=name, values=values)

@@ -64,6 +64,7 @@ def check(
     target: TargetName = None,
     workload: Annotated[list[str] | None, typer.Option(help="Instead of the kernel's own; repeat for more.")] = None,
     seed: Seed = None,
+    cases: Annotated[int, typer.Option(help="Of a candidate: gate it on so many random cases, too.", min=0)] = 0,
     compile_only: Annotated[bool, typer.Option(help="Do not run anything.")] = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -75,8 +76,10 @@ def check(
         for option, value in (("--target", target), ("--arch", arch), ("--workload", workload)):
             if value:
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
-        _check_candidate(candidate, drawn, compile_only, db, json)
+        _check_candidate(candidate, drawn, cases, compile_only, db, json)
         return
+    if cases:
+        raise UsageError(f"--cases is for a recorded candidate, and {kernel} is a kernel")
     problem, target, arch = load_context(kernel, target, arch)
     named = tuple(problem.workload(target, w) for w in workload or ())
     own, near = (named, ()) if named else check_workloads_of(problem, target)
@@ -193,7 +196,9 @@ def _print_branches(console: Terminal, record: dict[str, Any]) -> None:
 # -- a recorded candidate, compiled anew ----------------------------------------------------------------------
 
 
-def _check_candidate(recorded: CandidateRecord, seed: int, compile_only: bool, db: str, json: bool) -> None:
+def _check_candidate(
+    recorded: CandidateRecord, seed: int, random_cases: int, compile_only: bool, db: str, json: bool
+) -> None:
     target = recorded.target
     why_not = _why_not_here(target, recorded.arch)
     if why_not and not compile_only:
@@ -202,7 +207,8 @@ def _check_candidate(recorded: CandidateRecord, seed: int, compile_only: bool, d
     # A cache of its own: what is checked is what the compiler makes now, not what it once made.
     with tempfile.TemporaryDirectory(prefix="evo-check-") as folder, open_executor(target, Path(folder)) as executor:
         task = task_of(recorded, executor, seed)
-        results = check_candidate(task, Genome.of(recorded.parameters), gate=not compile_only, observe=observe)
+        genome = Genome.of(recorded.parameters)
+        results = check_candidate(task, genome, gate=not compile_only, random_cases=random_cases, observe=observe)
     record = {
         **_known(recorded, seed),
         "passed": all(r.passed for r in results),
@@ -271,8 +277,9 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
             ">data seed": c["seed"] or "",  # timed data are of no case
         }
         for workload, c in cases
+        if not (c["passed"] and c["case"].startswith("random "))
     ]
-    console.print_rows(rows, ["" if c["passed"] else "red" for _, c in cases])
+    console.print_rows(rows, ["" if row["verdict"] == "ok" else "red" for row in rows])
     for w in record["workloads"]:
         name = short_workload(w["workload"], record["kernel"])
         if w["log"] and w["gate"] != "wrong":
@@ -290,7 +297,9 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
             f" to repeat it:  {again}",
         )
     ended = "passed" if record["passed"] else "did NOT pass"
-    what = f"{ended} ({len(cases)} cases, seed {record['seed']})" if cases else f"{ended}: compiled, not gated"
+    drawn = sum(c["case"].startswith("random ") for _, c in cases)
+    among = f", {drawn} of them random" if drawn else ""
+    what = f"{ended} ({len(cases)} cases{among}, seed {record['seed']})" if cases else f"{ended}: compiled, not gated"
     text = f"candidate {name} of {record['kernel']} for {record['arch']} {what}"
     console.say(text, "" if record["passed"] else "bold red")
 

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +65,7 @@ _MOST_STARTS = 8
 """Of what earlier runs found: a worthless one costs the search an evaluation."""
 Devices = Annotated[
     str | None,
-    typer.Option(help="GPUs of one kind that measure: all, or 0,1,3, else one; of a cluster its name.", show_default=False),
+    typer.Option(help="GPUs that measure: all, or 0,1,3, else one; of a cluster, the name of a kind.", show_default=False),
 ]
 ExecutorName = Annotated[str | None, typer.Option("--executor", help="Where work runs: local, or dask.", show_default=False)]
 Scheduler = Annotated[
@@ -129,6 +130,9 @@ def open_workers(target: str, db: str, job: Mapping[str, Any] | None = None) -> 
         raise UsageError("--scheduler names a cluster that runs, and --cluster starts one: give one of them")
     if (name == "local") == bool(scheduler or cluster):
         raise UsageError(f"--executor {name} {'takes no' if name == 'local' else 'needs'} --scheduler or --cluster")
+    kind = job.get("devices")
+    if name != "local" and kind is not None and (kind == "all" or not re.search(r"[^\d,]", kind)):
+        raise UsageError(f"--devices {kind}: of a cluster it names the kind of device that measures, e.g. 'NVIDIA L4'")
     if name != "local" and job.get("builders") is not None:
         raise UsageError("--builders is of this machine; workers of a cluster are started with their own")
     if scheduler and scheduler.startswith("tcp://") and not _LOOPBACK.match(scheduler):
@@ -180,12 +184,12 @@ def search(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Same seed, --builders and measurements: same proposals.", callback=check_seed),
+        typer.Option(help="Same seed, starts, --builders and measurements: same proposals.", callback=check_seed),
     ] = None,
     fix: Annotated[list[str] | None, typer.Option(help="Hold a parameter at one value: NAME=VALUE.")] = None,
     start: Annotated[
         list[str] | None,
-        typer.Option(help="Try this first, too: a run's winners, a candidate, an export, NAME=VALUE,...; repeat for more."),
+        typer.Option(help="Try this first: a run's winners, a candidate, an export, NAME=VALUE,...; repeat for more."),
     ] = None,
     cold: Annotated[
         bool | None, typer.Option("--cold", help="Begin from nothing, and not from what earlier runs found for the like.")
@@ -371,7 +375,7 @@ def configure(job: Mapping[str, Any], db: str, elsewhere: Executor | None = None
     if job.get("start"):
         starts = read_starts(job["start"], kernel, target, spaces, db)
     else:
-        starts = () if job.get("cold") else _known_starts(kernel, target, asked.device().name, workloads, db)
+        starts = () if job.get("cold") else _known_starts(kernel, target, asked.device().name, workloads, spaces, db)
     sampler = job.get("sampler") or "evolution"
     find_sampler(sampler)(spaces[0], 0, job["sampler_options"])  # refuses bad options before anything starts
     time, evaluations, patience = (job.get(name) for name in ("budget", "evaluations", "patience"))
@@ -447,13 +451,17 @@ def _exported_points(folder: Path, target: str) -> list[Mapping[str, Any]]:
 
 
 def _known_starts(
-    kernel: Kernel, target: str, device: str, workloads: Sequence[Workload], db: str
+    kernel: Kernel, target: str, device: str, workloads: Sequence[Workload], spaces: Sequence[Space], db: str
 ) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    """What earlier runs found for the like. No point need be legal."""
+    """What earlier runs found for the like, as far as it is legal for one of the workloads."""
     folder = kernel.folder.resolve()
     own = folder.name if folder.parent == template_root().resolve() else str(folder)
     with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
-        return tuple((b.id, b.parameters) for b in find_alike(store, kernel, own, target, device, workloads, _MOST_STARTS))
+        every = -(-len(workloads) // _MOST_STARTS)
+        alike = find_alike(store, kernel, own, target, device, workloads[::every])
+        found = ((b.id, b.parameters) for b in alike)
+        fit = (pair for pair in found if any(space.with_initial_points([pair[1]]).initial_points for space in spaces))
+        return tuple(islice(fit, _MOST_STARTS))
     return ()
 
 
@@ -535,9 +543,14 @@ def _typed(context: typer.Context, path: Path) -> list[dict[str, Any]]:
             if key not in options:
                 raise job.wrong(key, f"unknown key {key!r}; known: {', '.join(sorted([*options, 'priority']))}")
             kind: Any = dict if key == "sampler_options" else list if options[key].multiple else (str, int, float)
+            if options[key].is_flag:
+                kind = bool
             if not isinstance(value, kind):
-                wanted = "a table" if kind is dict else "a list" if kind is list else "a single value"
+                wanted = {dict: "a table", list: "a list", bool: "true or false"}.get(kind, "a single value")
                 raise job.wrong(key, f"{key} must be {wanted}, got {value!r}")
+            if kind is bool:
+                words += [options[key].opts[0]] if value else []
+                continue
             values = [f"{k}={v}" for k, v in value.items()] if kind is dict else value if kind is list else [value]
             words += [f"{options[key].opts[0]}={one}" for one in values]
         try:
@@ -633,8 +646,8 @@ def follow(
         if written:
             ending_log.callback(lambda: written.end(why))
         on = f"{run.environment.device}, {counted(executor.devices, 'device')}, {counted(executor.builders, 'builder')}"
-        starts = run.spec.options["starts"]
-        first = f", {counted(len(starts), 'start')} (see --start, --cold)" if starts else ""
+        starts = run.spec.options.get("starts")
+        first = f", first {counted(len(starts), 'known point')} (--cold: none)" if starts else ""
         say(f"run {run.name}: {run.spec.kernel} on {on}, seed {run.spec.seed}{first}; starting …")
         try:
             with _signals(ending) as searching:

@@ -340,16 +340,22 @@ class DaskExecutor:
         """How many there are, and their threads. Finds those that measure: all with a device, before a kind is chosen."""
         found = self._client.scheduler_info(n_workers=-1)["workers"]
         devices = {a: n for a, worker in found.items() if (n := int(worker["resources"].get(DEVICE, 0)))}
+        for gone in self._kinds.keys() - devices.keys():
+            del self._kinds[gone]
         for address in devices.keys() - self._kinds.keys() if self._kind else ():
-            self._kinds[address] = ""
             asked = self._client.submit(_question, self._setup.target, "device", workers=[address], pure=False, priority=2)
+            self._kinds[address] = ""
             asked.add_done_callback(lambda done, of=address: self._settling.submit(self._note_kind, of, done))
         self._places = {a: n for a, n in devices.items() if self._kinds.get(a, "") == self._kind}
         return len(found), sum(worker["nthreads"] for worker in found.values())
 
     def _note_kind(self, address: str, asked: Any) -> None:
-        with suppress(Exception):  # one without such a device builds
+        try:
             self._kinds[address] = asked.result(timeout=_ANSWER_S).name
+        except EvoError:
+            pass  # it has no such device, and builds
+        except Exception:  # its answer is lost: it is asked again
+            self._kinds.pop(address, None)
 
     def _choose_kind(self, named: str) -> str:
         """Of the workers' devices the kind that the text names, or a part of one; all may be of one kind where it is empty.

@@ -7,7 +7,7 @@ kernel itself. `evo.measure.harness` answers both in a device process.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from evo.evaluation import Build, Timing
 from evo.problem.genome import Genome
@@ -24,11 +24,13 @@ class TaskData:
     workload: Workload
     seed: int = 0
     """Draws the data."""
+    random_cases: int = 0
+    """How many the gate draws beyond the kernel's own."""
 
     @property
     def data(self) -> TaskData:
         """Of what is asked for, or done, with them."""
-        return TaskData(kernel=self.kernel, target=self.target, workload=self.workload, seed=self.seed)
+        return TaskData(**{f.name: getattr(self, f.name) for f in fields(TaskData)})
 
 
 @dataclass(frozen=True, kw_only=True)

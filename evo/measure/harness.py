@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import islice
 from math import prod
 
 import torch
@@ -20,6 +21,7 @@ from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes
 from evo.measure.clock import CLOSE, Protocol, calls_for, race, sets_for, summarise
 from evo.measure.gate import Gate, Invocation, allocate_outputs, as_outputs, expected_outputs, reads_early
+from evo.measure.random_cases import random_cases
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Cost, Kernel, LaunchSequence, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, findings, verdict
@@ -457,11 +459,10 @@ class TimingHarness:
     def _gate(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""
         started = time.perf_counter()
-        cases = [
-            (case, self.sequence(request.genome, case.workload))
-            for case in self.kernel.cases(request.target, request.workload)
-        ]
-        checks = self.gate.run(loaded, cases)
+        own = self.kernel.cases(request.target, request.workload)
+        drawn = random_cases(self.kernel, request.target, request.workload, request.seed)
+        cases = [*own, *islice(drawn, request.random_cases)]
+        checks = self.gate.run(loaded, [(case, self.sequence(request.genome, case.workload)) for case in cases])
         found = replace(found, checks=checks, gate_seconds=time.perf_counter() - started)
         return found if all(c.passed for c in checks) else _refused(found, Status.WRONG)
 

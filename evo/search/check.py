@@ -21,6 +21,8 @@ from evo.problem.space import Point, Value
 from evo.search.tasks import TaskExecutor
 
 _OBSERVE_S = 0.5
+_CASES_AT_ONCE = 64
+"""Random ones, whose data are kept together."""
 
 _TIMED = "timed"
 """The executor's name for the case that checks the outputs of the timed calls."""
@@ -95,9 +97,10 @@ def check_kernel(
 
 
 def check_candidate(
-    task: TaskExecutor, genome: Genome, *, gate: bool, observe: Observe | None = None
+    task: TaskExecutor, genome: Genome, *, gate: bool, random_cases: int = 0, observe: Observe | None = None
 ) -> list[Checked]:
-    """Builds a candidate for its workload and for the neighbours it is legal for, then gates all that compiled.
+    """Builds a candidate for its workload and for the neighbours it is legal for, then gates all that compiled. Random cases
+    follow for its own workload, some at a time, each time with another seed and the kernel's own cases before them.
 
     With the seed that a search drew its data with, this repeats the search's verdict: as there, the candidate is also timed
     at its own workload and its timed outputs are verified. A refusal at one workload leaves the others to be gated.
@@ -105,6 +108,12 @@ def check_candidate(
     """
     subjects: list[_Subject] = [(one, genome, {}) for one in task.with_neighbours(genome)]
     results, too_large = _check(subjects, frozenset({task.workload}), gate, observe)
+    starts = range(0, random_cases, _CASES_AT_ONCE)
+    drawn = [
+        replace(task, seed=task.seed + number, random_cases=min(_CASES_AT_ONCE, random_cases - start))
+        for number, start in enumerate(starts, 1)
+    ]
+    results += _check([(one, genome, {}) for one in drawn], frozenset(), gate, observe)[0] if drawn else []
     for reason in too_large.values():
         raise UsageError(reason)
     return results

@@ -201,7 +201,7 @@ def test_a_search_begins_with_what_earlier_ones_found_for_the_like(asked: Any) -
     for name, options in {"warm": (), "cold": ("--cold",)}.items():
         ended = asked(*what, "n=300,dtype=float32", *options, "--name", name)
         assert ended.code == 0, ended.err
-        assert ("(see --start, --cold)" in ended.out) == (name == "warm")
+        assert ("known point (--cold: none)" in ended.out) == (name == "warm")
     made = asked("query", "SELECT r.name, c.public_id, c.operator FROM candidate c JOIN run r ON r.id = c.run_id", "--json")
     starts = {name: candidate for name, candidate, operator in made.document["rows"] if operator == "start"}
     assert "cold" not in starts
