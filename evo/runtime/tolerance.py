@@ -48,15 +48,14 @@ def expected(
     # PyTorch may be lucky on a case: float32 results of equal merit differ by some roundings of the last place, 16-bit
     # ones (computed in float32, rounded once) by one, float64 ones by those of the reference as well.
     roundings = {2: 0.5, 4: 2.0, 8: 8.0}[dtype.itemsize]
-    least = torch_factor * torch_error + roundings * torch.finfo(dtype).eps * scale
-    limit = least + rounding
+    limit = torch_factor * torch_error + roundings * torch.finfo(dtype).eps * scale + rounding
     if own is None:
         limit = atol + rtol * scale
     return Expected(
         name=name,
         reference=reference,
         finite=finite,
-        allowed=torch.clamp(atol + rtol * magnitude, min=least),
+        allowed=torch.clamp(atol + rtol * magnitude, min=limit if own is not None else 0.0),
         torch_error=torch_error,
         largest_allowed=max(limit, torch.finfo(dtype).smallest_normal),
         all_finite=bool(finite.all()),

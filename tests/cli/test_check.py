@@ -154,6 +154,8 @@ extern "C" void twice(const float* x, float* y, long long n) {
     if (n == 64 && x[0] > 0) y[63] = 3;
 {% elif p.mode == "wrong" %}
     y[n - 1] = 3;
+{% elif p.mode == "between" %}
+    if (n > 70 && n < 900) y[n - 1] = 3;
 {% endif %}
 }
 """
@@ -170,9 +172,9 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """A run of three candidates, without finals."""
+    """A run of four candidates, without finals."""
     home = tmp_path_factory.mktemp("run")
-    folder = write_kernel(home / "toy", ("honest", "picky", "wrong"), template=TEMPLATE)
+    folder = write_kernel(home / "toy", ("honest", "picky", "wrong", "between"), template=TEMPLATE)
     spec, db = random_search(str(folder)), str(home / "lineage.db")
     spec = replace(spec, options={**spec.options, "fixed": {"unroll": 1}})
     executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=home / "cache"))
@@ -226,6 +228,18 @@ def test_a_wrong_candidate_is_exit_code_1_with_the_reason_and_what_was_not_run(c
     assert result["not_run"] == ["normal 64", "normal 1001"]
 
 
+def test_random_cases_find_what_lies_between_the_kernels_own(check: Callable[..., Ended]) -> None:
+    assert check("between").code == 0
+    ended = check("between", "--cases", "30", "--seed", "4")
+    assert ended.code == 1
+    assert "refused: y: " in next(line for line in ended.out.splitlines() if " random " in line)
+    again = check("between", "--cases", "30", "--seed", "4")
+    assert again.out.splitlines()[-1] == ended.out.splitlines()[-1]
+    honest = check("honest", "--cases", "70")
+    assert (honest.code, "70 of them random" in honest.out) == (0, True)
+    assert "random " not in honest.out.replace("of them random", "")
+
+
 def test_a_template_that_changed_since_is_said_in_a_line(recorded: Recorded, check: Callable[..., Ended]) -> None:
     template = recorded.folder / "cpu.cpp.j2"
     before = template.read_text()
@@ -240,7 +254,8 @@ def test_a_template_that_changed_since_is_said_in_a_line(recorded: Recorded, che
     assert "--source" in remark
 
 
-def test_what_is_recorded_with_a_candidate_is_no_option_of_its_check(check: Callable[..., Ended]) -> None:
+def test_what_is_recorded_with_a_candidate_is_no_option_of_its_check(check: Callable[..., Ended], here: Any) -> None:
+    assert here("check", "layernorm", "--cases", "3").sentence.startswith("evo: --cases is for a recorded candidate")
     ended = check("honest", "--arch", "native")
     assert ended.code == 2
     assert ended.sentence.startswith("evo: --arch is recorded with candidate")

@@ -102,6 +102,7 @@ JOBS = {
     "no table": ('kernel = "layernorm"\n', "needs a table [search]"),
     "no kernel": ("[search]\nseed = 1\n", "[[search]], each with at least: kernel"),
     "unknown key": (f"{JOB}sed = 1\n", "unknown key 'sed'; known: arch, budget"),
+    "flag": (f"{JOB}cold = 1\n", "job.toml, line 3: cold must be true or false, got 1"),
     "not of a job": (f'{JOB}db = "x"\n', "unknown key 'db'"),
     "kernel": ("[search]\nkernel = 7\n", "unknown kernel '7'"),
     "seed": (f'{JOB}seed = "x"\n', "job.toml, line 3: Invalid value for '--seed': "),

@@ -196,16 +196,17 @@ def test_a_search_begins_with_what_it_is_to_start_from(asked: Any) -> None:
 
 
 def test_a_search_begins_with_what_earlier_ones_found_for_the_like(asked: Any) -> None:
-    what = ("search", "./toy", "--target", "cpu", "--evaluations", "4", "--finalists", "1", "--workload")
-    assert asked(*what, "n=290,dtype=float32", "--name", "narrow", "--fix", "unroll=4").code == 0
+    search = ("search", "./toy", "--target", "cpu", "--evaluations", "4", "--finalists", "1", "--workload")
+    assert asked(*search, "n=290,dtype=float32", "--name", "narrow", "--fix", "unroll=4").code == 0
     for name, options in {"warm": (), "cold": ("--cold",)}.items():
-        ended = asked(*what, "n=300,dtype=float32", *options, "--name", name)
+        ended = asked(*search, "n=300,dtype=float32", *options, "--name", name)
         assert ended.code == 0, ended.err
-        assert ("known point (--cold: none)" in ended.out) == (name == "warm")
-    made = asked("query", "SELECT r.name, c.public_id, c.operator FROM candidate c JOIN run r ON r.id = c.run_id", "--json")
-    starts = {name: candidate for name, candidate, operator in made.document["rows"] if operator == "start"}
-    assert "cold" not in starts
-    first = asked("show", starts["warm"], "--json").document
+        assert ("(--cold: none)" in ended.out) == (name == "warm")
+    what = "SELECT r.name, c.public_id, c.operator FROM candidate c JOIN run r ON r.id = c.run_id ORDER BY c.id"
+    made = asked("query", what, "--json")
+    starts = [(name, candidate) for name, candidate, operator in made.document["rows"] if operator == "start"]
+    assert "cold" not in dict(starts)
+    first = asked("show", next(candidate for name, candidate in starts if name == "warm"), "--json").document
     assert first["parameters"]["unroll"] == 4
     origin = asked("show", first["origin"], "--json").document
     assert (origin["run"], origin["dims"]) == ("narrow", {"n": 290})
@@ -257,6 +258,7 @@ QUEUE = """
 name = "short"
 kernel = "./toy"
 target = "cpu"
+cold = true
 evaluations = 2
 [[search]]
 name = "long"
