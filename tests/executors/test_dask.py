@@ -18,7 +18,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from distributed import Client
 
 import evo
 from evo.errors import UsageError
@@ -190,6 +189,8 @@ def test_of_several_kinds_of_device_one_measures(cluster: Cluster, kernel: Path,
     for name in ("one", "another"):
         (tmp_path / f"{name}.py").write_text(_OF_A_KIND.format(name=f"CPU of {name} kind", path=str(tmp_path / name)))
         cluster.add_worker("--preload", str(tmp_path / f"{name}.py"))
+    from distributed import Client  # with it exceptions are pickled with what caused them, in other tests, too
+
     with Client(cluster.address) as client:
         client.wait_for_workers(2)
 
