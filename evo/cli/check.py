@@ -264,6 +264,11 @@ def _workload_record(result: Checked) -> dict[str, Any]:
     }
 
 
+def _is_random(case: dict[str, Any]) -> bool:
+    """Whether `evo.measure.random_cases` drew it."""
+    return str(case["case"]).startswith("random ")
+
+
 def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None:
     cases = [(w["workload"], c) for w in record["workloads"] for c in w["cases"]]
     rows = [
@@ -277,7 +282,7 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
             ">data seed": c["seed"] or "",  # timed data are of no case
         }
         for workload, c in cases
-        if not (c["passed"] and c["case"].startswith("random "))
+        if not (c["passed"] and _is_random(c))
     ]
     console.print_rows(rows, ["" if row["verdict"] == "ok" else "red" for row in rows])
     for w in record["workloads"]:
@@ -297,7 +302,7 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
             f" to repeat it:  {again}",
         )
     ended = "passed" if record["passed"] else "did NOT pass"
-    drawn = sum(c["case"].startswith("random ") for _, c in cases)
+    drawn = sum(_is_random(c) for _, c in cases)
     among = f", {drawn} of them random" if drawn else ""
     what = f"{ended} ({len(cases)} cases{among}, seed {record['seed']})" if cases else f"{ended}: compiled, not gated"
     text = f"candidate {name} of {record['kernel']} for {record['arch']} {what}"

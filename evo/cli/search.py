@@ -131,7 +131,7 @@ def open_workers(target: str, db: str, job: Mapping[str, Any] | None = None) -> 
     if (name == "local") == bool(scheduler or cluster):
         raise UsageError(f"--executor {name} {'takes no' if name == 'local' else 'needs'} --scheduler or --cluster")
     kind = job.get("devices")
-    if name != "local" and kind is not None and (kind == "all" or not re.search(r"[^\d,]", kind)):
+    if name != "local" and kind is not None and re.fullmatch(r"all|[\d,]*", kind):
         raise UsageError(f"--devices {kind}: of a cluster it names the kind of device that measures, e.g. 'NVIDIA L4'")
     if name != "local" and job.get("builders") is not None:
         raise UsageError("--builders is of this machine; workers of a cluster are started with their own")
@@ -429,13 +429,18 @@ def read_starts(
             points = [(text, point) for point in _exported_points(Path(text), target)]
         else:
             points = _recorded_points(text, kernel, target, db)
-        fit = [(o, p) for o, p in points if any(space.with_initial_points([p]).initial_points for space in spaces)]
+        fit = [(origin, point) for origin, point in points if _fits(point, spaces)]
         if not fit:
             known = [(space, {k: v for k, v in p.items() if k in space.by_name}) for _, p in points for space in spaces]
             broken = dict.fromkeys(v for space, point in known for v in space.violations(space.complete(point)))
             raise UsageError(f"--start {text!r} is legal for none of the workloads: {'; '.join(broken) or points}")
         found += fit
     return tuple(found)
+
+
+def _fits(point: Mapping[str, Any], spaces: Sequence[Space]) -> bool:
+    """Whether it is legal for one of the workloads."""
+    return any(space.with_initial_points([point]).initial_points for space in spaces)
 
 
 def _exported_points(folder: Path, target: str) -> list[Mapping[str, Any]]:
@@ -459,8 +464,7 @@ def _known_starts(
     with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
         every = -(-len(workloads) // _MOST_STARTS)
         alike = find_alike(store, kernel, own, target, device, workloads[::every])
-        found = ((b.id, b.parameters) for b in alike)
-        fit = (pair for pair in found if any(space.with_initial_points([pair[1]]).initial_points for space in spaces))
+        fit = ((best.id, best.parameters) for best in alike if _fits(best.parameters, spaces))
         return tuple(islice(fit, _MOST_STARTS))
     return ()
 

@@ -27,7 +27,7 @@ import torch
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Check
 from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, Workspace, bits, same, sum_of
-from evo.problem.kernel import Case, Kernel, Launch, LaunchSequence, Tensors, Workload
+from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
 from evo.runtime.tolerance import Expected, compare, expected, findings, verdict
 from evo.targets import Session
 
@@ -384,20 +384,24 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tup
     references = as_outputs(kernel, workload, kernel.reference(wide, workload))
     same_dtype = kernel.same_dtype or kernel.reference_baseline.call
     own = as_outputs(kernel, workload, same_dtype(inputs, workload))
-    dtypes = {a.name: getattr(torch, a.dtype_of(workload)) for a in kernel.outputs(workload)}
-    compared = {n: references[n] for n, dtype in dtypes.items() if n in own and dtype.itemsize > 2}
+    outputs = {a.name: (a, getattr(torch, a.dtype_of(workload))) for a in kernel.outputs(workload)}
+    compared = {name: references[name] for name, (_, dtype) in outputs.items() if name in own and dtype.itemsize > 2}
     roundings = _roundings(kernel, wide, workload, compared)
     found = []
-    for name, dtype in dtypes.items():
-        number = kernel.own_tolerance(workload, name) or kernel.tolerance[str(dtype).removeprefix("torch.")]
-        found.append(expected(name, references[name], own.get(name), dtype, astuple(number), roundings.get(name, 0.0)))
+    for name, (argument, dtype) in outputs.items():
+        tolerance = astuple(_tolerance(kernel, argument, workload))
+        found.append(expected(name, references[name], own.get(name), dtype, tolerance, roundings.get(name, 0.0)))
     return tuple(found)
+
+
+def _tolerance(kernel: Kernel, output: Argument, workload: Workload) -> Tolerance:
+    return kernel.own_tolerance(workload, output.name) or kernel.tolerance[output.dtype_of(workload)]
 
 
 def _check_own(kernel: Kernel, case: Case, found: Sequence[Expected]) -> None:
     """PyTorch's result would excuse whatever is as wrong. Raises KernelError."""
     for e, argument in zip(found, kernel.outputs(case.workload), strict=True):
-        tolerance = kernel.own_tolerance(case.workload, e.name) or kernel.tolerance[argument.dtype_of(case.workload)]
+        tolerance = _tolerance(kernel, argument, case.workload)
         largest = float(torch.where(e.finite, e.reference.abs(), 0.0).max()) if e.reference.numel() else 0.0
         if e.torch_error > _WRONG * (tolerance.atol + tolerance.rtol * largest):
             whose = "same_dtype" if kernel.same_dtype else f"the reference baseline {kernel.reference_baseline.name!r}"

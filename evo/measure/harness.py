@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from itertools import islice
 from math import prod
 
 import torch
@@ -460,9 +459,9 @@ class TimingHarness:
         """Raises LaunchError."""
         started = time.perf_counter()
         own = self.kernel.cases(request.target, request.workload)
-        drawn = random_cases(self.kernel, request.target, request.workload, request.seed)
-        cases = [*own, *islice(drawn, request.random_cases)]
-        checks = self.gate.run(loaded, [(case, self.sequence(request.genome, case.workload)) for case in cases])
+        drawn = random_cases(self.kernel, request.target, request.workload, request.seed, request.random_cases)
+        cases = [(case, self.sequence(request.genome, case.workload)) for case in (*own, *drawn)]
+        checks = self.gate.run(loaded, cases)
         found = replace(found, checks=checks, gate_seconds=time.perf_counter() - started)
         return found if all(c.passed for c in checks) else _refused(found, Status.WRONG)
 

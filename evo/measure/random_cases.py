@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Iterator
 
 from evo.problem.kernel import Case, Kernel, Workload
 
@@ -13,14 +12,17 @@ _MOST_BYTES, _MOST_FLOPS = 1 << 24, 1 << 28
 """Of one case, so that a float64 reference on a CPU takes milliseconds."""
 
 
-def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int) -> Iterator[Case]:
-    """Without end. Sizes that are not compiled in are log-uniform up to the workload's own or the largest of the kernel's
-    cases; options are those of one of its cases, the distribution is that of another."""
+def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, number: int) -> list[Case]:
+    """So many, or fewer where few draws are legal and small. Sizes that are not compiled in are log-uniform up to the
+    workload's own or the largest of the kernel's cases; options are those of one of its cases, the distribution is that of
+    another."""
+    if not number:
+        return []
     rng, known = random.Random(seed), kernel.cases(target, workload)
     free = [d for d in kernel.dimensions if d.name not in kernel.compile_time_dims[target]]
     highest = {d.name: max(w.dim(d.name) for w in (workload, *(c.workload for c in known))) for d in free}
-    number = 0
-    for _ in range(_ATTEMPTS) if not free else iter(int, 1):
+    found: list[Case] = []
+    for _ in range(_ATTEMPTS * number):
         like, data = rng.choice(known).workload, rng.choice(known).data
         dims = dict(like.dims)
         for d in free:
@@ -29,6 +31,8 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int) -> 
         made = Workload.of(dims, like.dtype, dict(like.options))
         cost = None if kernel.validate(made) else kernel.cost(made)
         if cost is not None and cost.bytes <= _MOST_BYTES and cost.flops <= _MOST_FLOPS:
-            number += 1
             sizes = " ".join(f"{name}={size}" for name, size in dims.items())
-            yield Case(f"random {number}: {data} {sizes}", made, data, rng.choice(_OFFSETS))
+            found.append(Case(f"random {len(found) + 1}: {data} {sizes}", made, data, rng.choice(_OFFSETS)))
+            if len(found) == number:
+                break
+    return found

@@ -130,8 +130,7 @@ def plan_run(
 ) -> RunSpec:
     """The record from which `execute` can start, and start again. kernel: name, or path of its folder. builders: of the
     executor, if not as many as the target leaves cores for beside so many devices. starts: points to try first, each behind
-    where it comes from. cover: few variants are to serve all
-    workloads. finalists: of each workload.
+    where it comes from. cover: few variants are to serve all workloads. finalists: of each workload.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
     """
