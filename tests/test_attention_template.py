@@ -147,14 +147,13 @@ def refused(
     point: Point, problem: Workload, folder: Path, arch: str = "native", mistake: tuple[str, str] = ("", "")
 ) -> list[str]:
     """What the gate says against a point, built for `arch`. mistake: a part of the source, and what stands for it."""
-    sequence = KERNEL.sequence("cpu", point, problem, SESSION.limits)
     source = render(KERNEL, "cpu", Genome.of(point), problem, arch)
     assert mistake[0] in source.text
     source = replace(source, text=source.text.replace(*mistake, 1))
     folder.mkdir(parents=True, exist_ok=True)
     loaded = SESSION.load(TARGET.compile(source, arch, folder), KERNEL.entry)
     try:
-        checks = gate_for(problem.dtype).run(loaded, [(case, sequence) for case in KERNEL.cases("cpu", problem)])
+        checks = gate_for(problem.dtype).run(loaded, point, KERNEL.cases("cpu", problem))
     finally:
         loaded.close()
     return [f"{check.case}: {check.reason}" for check in checks if not check.passed]

@@ -56,11 +56,8 @@ def test_every_point_of_the_example_passes_its_gate(kernel: Kernel, tmp_path: Pa
     for point in kernel.space("cuda", workload, session.limits).points():
         source = render(kernel, "cuda", Genome.of(point), workload, arch)
         loaded = session.load(target.compile(source, arch, tmp_path), kernel.entry)
-        cases = [
-            (case, kernel.sequence("cuda", point, case.workload, session.limits))
-            for case in kernel.cases("cuda", workload)
-        ]
-        checks = gate.run(loaded, cases)
+        cases = kernel.cases("cuda", workload)
+        checks = gate.run(loaded, point, cases)
         loaded.close()
         assert len(checks) == len(cases)
         assert all(check.passed for check in checks), checks[-1].reason

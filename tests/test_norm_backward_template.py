@@ -68,7 +68,7 @@ def gate_passes(kernel: Kernel, points: Iterable[Point], tmp_path: Path, dtype: 
     gate, cases = Gate(kernel, "cpu", SESSION, seed=3), kernel.cases("cpu", workload)
     for point in points:
         loaded = build(kernel, point, workload, tmp_path)
-        checks = gate.run(loaded, [(c, kernel.sequence("cpu", point, c.workload, SESSION.limits)) for c in cases])
+        checks = gate.run(loaded, point, cases)
         assert [(point, c.case, c.reason) for c in checks if not c.passed] == []
         assert len(checks) == len(cases)
         loaded.close()

@@ -63,14 +63,13 @@ def refused(
     kernel: Kernel, point: Point, problem: Workload, folder: Path, mistake: tuple[str, str] = ("", "")
 ) -> list[str]:
     """What the gate says against a point. mistake: a part of the source, and what stands for it."""
-    sequence = kernel.sequence("cpu", point, problem, SESSION.limits)
     source = render(kernel, "cpu", Genome.of(point), problem, "native")
     assert mistake[0] in source.text
     source = replace(source, text=source.text.replace(*mistake, 1))
     folder.mkdir(parents=True, exist_ok=True)
     loaded = SESSION.load(TARGET.compile(source, "native", folder), kernel.entry)
     try:
-        checks = gate_for(kernel, problem.dtype).run(loaded, [(case, sequence) for case in kernel.cases("cpu", problem)])
+        checks = gate_for(kernel, problem.dtype).run(loaded, point, kernel.cases("cpu", problem))
     finally:
         loaded.close()
     return [f"{check.case}: {check.reason}" for check in checks if not check.passed]

@@ -39,11 +39,9 @@ def refused(point: Point, problem: Workload, folder: Path, mistake: tuple[str, s
     source = render(KERNEL, "cpu", Genome.of(point), problem, "native")
     assert mistake[0] in source.text
     source = replace(source, text=source.text.replace(*mistake, 1))
-    sequence = KERNEL.sequence("cpu", point, problem, SESSION.limits)
     loaded = SESSION.load(CPU.compile(source, "native", folder), KERNEL.entry)
     try:
-        cases = [(case, sequence) for case in KERNEL.cases("cpu", problem)]
-        checks = Gate(KERNEL, "cpu", SESSION, seed=11).run(loaded, cases)
+        checks = Gate(KERNEL, "cpu", SESSION, seed=11).run(loaded, point, KERNEL.cases("cpu", problem))
     finally:
         loaded.close()
     return [f"{check.case}: {check.reason}" for check in checks if not check.passed]

@@ -24,13 +24,22 @@ from evo.cli.options import (
     Seed,
     TargetName,
     answer,
-    command_line,
     draw_seed,
     make_console,
     parse_legal,
     print_json,
 )
-from evo.cli.recorded import find_candidate, find_winners, is_of, may_be_candidate, source_remarks, task_of, workload_of
+from evo.cli.recorded import (
+    again_line,
+    drawn_case,
+    find_candidate,
+    find_winners,
+    is_of,
+    may_be_candidate,
+    source_remarks,
+    task_of,
+    workload_of,
+)
 from evo.cli.screen import CheckLines
 from evo.cli.search import choose_arch, load_context, open_workers
 from evo.cli.tables import Terminal, short_workload, time_cells
@@ -39,6 +48,7 @@ from evo.evaluation import Build, Status
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
+from evo.measure.cases import parse_case
 from evo.problem.genome import Genome
 from evo.problem.kernel import find_kernel, kernel_names
 from evo.report.text import counted, short
@@ -65,6 +75,9 @@ def check(
     workload: Annotated[list[str] | None, typer.Option(help="Instead of the kernel's own; repeat for more.")] = None,
     seed: Seed = None,
     cases: Annotated[int, typer.Option(help="Of a candidate: gate it on so many random cases, too.", min=0)] = 0,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Of a candidate: gate it on this case, too, as a refusal names it.")
+    ] = None,
     compile_only: Annotated[bool, typer.Option(help="Do not run anything.")] = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -76,10 +89,10 @@ def check(
         for option, value in (("--target", target), ("--arch", arch), ("--workload", workload)):
             if value:
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
-        _check_candidate(candidate, drawn, cases, compile_only, db, json)
+        _check_candidate(candidate, drawn, cases, case or [], compile_only, db, json)
         return
-    if cases:
-        raise UsageError(f"--cases is for a recorded candidate, and {kernel} is a kernel")
+    if cases or case:
+        raise UsageError(f"--case and --cases are for a recorded candidate, and {kernel} is a kernel")
     problem, target, arch = load_context(kernel, target, arch)
     named = tuple(problem.workload(target, w) for w in workload or ())
     own, near = (named, ()) if named else check_workloads_of(problem, target)
@@ -197,7 +210,13 @@ def _print_branches(console: Terminal, record: dict[str, Any]) -> None:
 
 
 def _check_candidate(
-    recorded: CandidateRecord, seed: int, random_cases: int, compile_only: bool, db: str, json: bool
+    recorded: CandidateRecord,
+    seed: int,
+    random_cases: int,
+    texts: Sequence[str],
+    compile_only: bool,
+    db: str,
+    json: bool,
 ) -> None:
     target = recorded.target
     why_not = _why_not_here(target, recorded.arch)
@@ -208,7 +227,10 @@ def _check_candidate(
     with tempfile.TemporaryDirectory(prefix="evo-check-") as folder, open_executor(target, Path(folder)) as executor:
         task = task_of(recorded, executor, seed)
         genome = Genome.of(recorded.parameters)
-        results = check_candidate(task, genome, gate=not compile_only, random_cases=random_cases, observe=observe)
+        cases = tuple(parse_case(task.problem, target, text) for text in texts)
+        results = check_candidate(
+            task, genome, gate=not compile_only, cases=cases, random_cases=random_cases, observe=observe
+        )
     record = {
         **_known(recorded, seed),
         "passed": all(r.passed for r in results),
@@ -245,6 +267,7 @@ def _verdicts(recorded: CandidateRecord) -> Iterator[dict[str, Any]]:
             "cases": len(checks),
             "passed": sum(c.passed for c in checks),
             "seed": recorded.seeds[stage],
+            "case": drawn_case(checks[-1]),
         }
 
 
@@ -265,8 +288,8 @@ def _workload_record(result: Checked) -> dict[str, Any]:
 
 
 def _is_random(case: dict[str, Any]) -> bool:
-    """Whether `evo.measure.random_cases` drew it."""
-    return str(case["case"]).startswith("random ")
+    """Whether it is none of the kernel's own."""
+    return "data=" in case["case"]
 
 
 def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None:
@@ -295,8 +318,11 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
     for remark in record["remarks"]:
         console.say(remark, "yellow")
     name = short(record["candidate"])
+    for last in (w["cases"][-1] for w in record["workloads"] if w["cases"]):
+        if _is_random(last) and not last["passed"]:
+            console.say(f"to repeat the last alone:  {again_line(db, name, record['seed'], last['case'])}", "red")
     for verdict in record["recorded"]:
-        again = command_line(db, "check", name, "--seed", str(verdict["seed"]))
+        again = again_line(db, name, verdict["seed"], verdict["case"])
         console.say(
             f"recorded in the {verdict['stage']}: {verdict['passed']} of {verdict['cases']} cases passed;"
             f" to repeat it:  {again}",

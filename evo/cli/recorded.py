@@ -11,6 +11,7 @@ from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import RunSummary, find_run, list_runs
 from evo.cli.options import command_line
 from evo.errors import UnknownNameError, UsageError
+from evo.evaluation import Check
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, Workload, kernel_names, load_kernel, template_root
 from evo.report.text import short
@@ -100,3 +101,13 @@ def source_remarks(record: CandidateRecord, digest: str, db: str) -> list[str]:
         f"kernel {record.kernel} has changed since: what its template renders now is not the recorded source"
         f" (that: {command_line(db, 'show', short(record.id), '--source')}); the present one is looked at"
     ]
+
+
+def drawn_case(last: Check) -> str:
+    """The case by which the last check of a verdict refused, where it is none of the kernel's own; else empty."""
+    return last.case if not last.passed and "data=" in last.case else ""
+
+
+def again_line(db: str, candidate: str, seed: int, case: str = "") -> str:
+    """The command that repeats a verdict."""
+    return command_line(db, "check", candidate, "--seed", str(seed), *(("--case", case) if case else ()))

@@ -107,7 +107,7 @@ class Device:
         self._spare: Worker | None = None
         self._lost_any = False
         self._posted: deque[Job] = deque()
-        self._timeouts: dict[tuple[str, Workload, str], AdaptiveTimeout] = {}
+        self._timeouts: dict[tuple[str, Workload, str, int], AdaptiveTimeout] = {}
         self._current: Job | None = None
         self.losses = 0
         self.generation = 0
@@ -288,7 +288,7 @@ class Device:
         """For the gate or for the timing: a race waits for a quiet machine, up to its own limit."""
         floor_s = self._config.gate_floor_s if stage == "gate" else self._config.timing_floor_s
         timeout = AdaptiveTimeout(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s)
-        return self._timeouts.setdefault((request.kernel, request.workload, stage), timeout)
+        return self._timeouts.setdefault((request.kernel, request.workload, stage, len(request.cases)), timeout)
 
     def _note(self, job: Job, result: Evaluation | RaceResult) -> None:
         if isinstance(job.request, Request) and isinstance(result, Evaluation) and result.status is Status.OK:
@@ -395,11 +395,11 @@ def open_device() -> None:
         roofline_of(device)  # while there is no request yet
 
 
-def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing")) -> None:
-    """Opens the device, and makes the data of a workload, for the gate and for timing, once. Raises DeviceError, UsageError
-    if they do not fit."""
+def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing", "case")) -> None:
+    """Opens the device, and makes what is needed of a workload's data, where `TimingHarness.lacks` it. Raises DeviceError,
+    UsageError if they do not fit."""
     harness = _harness(data)
-    missing = set(needed) - harness.ready
+    missing = {part for part in needed if harness.lacks(part)}
     if missing or not _state.used:  # a spare is probed again: since it was opened another process has broken something
         open_device()
     if not missing:
@@ -412,6 +412,8 @@ def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing")) -> 
         harness.prepare()
     if "gate" in missing:
         harness.gate.warm_up(data.workload)
+    if "case" in missing:
+        harness.draw_case()
     session().synchronize()
     if host_code:
         # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
@@ -428,7 +430,8 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
     Raises DeviceError, UsageError; otherwise only if evo itself is broken.
     """
     data, is_race = request.data, isinstance(request, RaceRequest)
-    make_ready(data, ("timing",) if is_race else ("gate",))
+    gating = ("gate", "case") if isinstance(request, Request) and request.cases else ("gate",)
+    make_ready(data, ("timing",) if is_race else gating)
     _state.used = True
     enter_stage("race" if is_race else "gate")
 

@@ -16,9 +16,11 @@ import importlib
 import logging
 import math
 import multiprocessing.process
+import pickle
 import threading
 import time
 import uuid
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from distributed import Client, KilledWorker, WorkerPlugin, get_worker
+from distributed import Client, KilledWorker, get_worker
 from distributed.comm.core import CommClosedError
 
 from evo import __version__
@@ -79,18 +81,22 @@ class _Setup:
     """`cache_dir`, `builders` and `devices` are the worker's own."""
 
 
-@dataclass(kw_only=True)
-class _Folder(WorkerPlugin):
-    """Of a kernel that workers may not have: those that are there get it, and those that come. An argument of tasks would
-    keep these at the workers that have it."""
+@dataclass(frozen=True, kw_only=True)
+class _Folder:
+    """Of a kernel that workers may not have: tens of kilobytes that travel with every request. What a scheduler tells all
+    workers at once it waits for, also from one that hangs."""
 
     name: str
-    kernel: str
     digest: str
-    content: tuple[tuple[str, bytes], ...]
+    packed: bytes
 
-    def setup(self, worker: Any) -> None:
-        _sent[self.digest] = self
+    @classmethod
+    def of(cls, kernel: str) -> _Folder:
+        """Raises UnknownNameError, KernelError."""
+        folder = find_kernel(kernel)
+        parts = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+        content = [(str(p.relative_to(folder)), p.read_bytes()) for p in parts]
+        return cls(name=folder.name, digest=kernel_digest(folder), packed=zlib.compress(pickle.dumps(content)))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -125,8 +131,7 @@ class DaskExecutor:
         self._settling = ThreadPoolExecutor(_FETCHED_AT_ONCE, thread_name_prefix="evo-dask")
         self._builds: OrderedDict[int, tuple[Build, Any]] = OrderedDict()
         """By identity, with the task of the cluster whose result it is: a binary goes from worker to worker."""
-        self._folders: dict[str, str] = {}
-        """Digests of the kernels that workers have, by name."""
+        self._folder = cache(_Folder.of)
         self._kinds: dict[str, str] = {}
         """What the device of each worker that has one is called, by address; empty until it answers, or if it does not."""
         self._kind = ""
@@ -233,25 +238,26 @@ class DaskExecutor:
     def _watch(self) -> None:
         away_s = None
         while not self._closed.wait(_TICK_S):
+            now = time.monotonic()
             try:
-                missing = self._missing()
+                missing = self._missing(0.0 if away_s is None else now - away_s)
             except Exception as error:  # of a client whose connection is lost at that moment
                 missing = f"the cluster at {self._address} cannot be used: {_said(error)}"
-            now = time.monotonic()
             away_s = None if not missing else away_s or now
             if away_s is not None and now - away_s > _AWAY_S:
                 self._give_up(f"{missing}, for {_AWAY_S:.0f} s now; what was found so far is kept: resume when it is back")
 
-    def _missing(self) -> str:
-        """What keeps the search from going on; empty if nothing does. Connects anew where that is needed."""
-        if self._client.status in ("closed", "closing"):
+    def _missing(self, seconds: float) -> str:
+        """What keeps the search from going on, for so many seconds now; empty if nothing does. Connects anew where that is
+        needed: also in place of a client that says that it is connecting, and has failed to."""
+        status = self._client.status
+        if status in ("closed", "closing") or (status != "running" and seconds > 2 * _ANSWER_S):
             try:
                 self._client = _connect(self._address)
             except EvoError as error:
                 return str(error)
             with self._lock:
                 self._builds.clear()
-                self._folders.clear()
                 self._kinds.clear()
                 for job in self._jobs:
                     job.task = None
@@ -286,7 +292,6 @@ class DaskExecutor:
                 with self._lock:  # what else lay there may be lost, too
                     job.task = None
                     self._builds.clear()
-                    self._folders.clear()
                 return
             result = _lost(job, f"{job.attempts} workers that were at this were lost")
         with self._lock:
@@ -321,18 +326,6 @@ class DaskExecutor:
             task = self._client.submit(_same, build, pure=False)
         self._keep(build, task)
         return task
-
-    def _folder(self, kernel: str) -> str:
-        """The digest by which workers find it."""
-        if kernel not in self._folders:
-            folder = find_kernel(kernel)
-            parts = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
-            content = tuple((str(p.relative_to(folder)), p.read_bytes()) for p in parts)
-            digest = kernel_digest(folder)
-            name = f"evo-{self._setup.session}-{digest}"
-            self._client.register_plugin(_Folder(name=name, kernel=kernel, digest=digest, content=content))
-            self._folders[kernel] = digest
-        return self._folders[kernel]
 
     # -- the cluster --------------------------------------------------------------------------------------------------
 
@@ -518,8 +511,6 @@ _open: dict[str, LocalExecutor] = {}
 _sessions: dict[str, int] = {}
 """Those that use one, with the generation of its devices."""
 _ended: set[str] = set()
-_sent: dict[str, _Folder] = {}
-"""By digest."""
 
 
 def _version() -> str:
@@ -578,35 +569,33 @@ def _local_folder() -> Path:
 
 
 @cache
-def _unpacked(digest: str) -> str:
+def _unpacked(sent: _Folder) -> str:
     """The folder of a kernel on this worker. Raises UsageError if what it shares with others differs here."""
-    if (sent := _sent.get(digest)) is None:
-        raise CancelledError  # the scheduler has started again and does not know it: it is asked again, and told before
-    folder = _local_folder() / digest / Path(sent.kernel).name
-    for name, data in sent.content:
+    folder = _local_folder() / sent.digest / sent.name
+    for name, data in pickle.loads(zlib.decompress(sent.packed)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    if kernel_digest(folder) != digest:
+    if kernel_digest(folder) != sent.digest:
         raise UsageError(
             f"the worker at {get_worker().address} has other templates than this machine, which kernel"
-            f" {sent.kernel!r} shares: install the same evo there"
+            f" {sent.name!r} shares: install the same evo there"
         )
     return str(folder)
 
 
-def _local(request: Any, digest: str) -> Any:
+def _local(request: Any, folder: _Folder) -> Any:
     """The request with the kernel as this worker finds it."""
     with _opening:
-        return replace(request, kernel=_unpacked(digest))
+        return replace(request, kernel=_unpacked(folder))
 
 
-def _build(setup: _Setup, digest: str, request: Request) -> Build:
-    return _executor(setup, 0).build(_local(request, digest)).result()
+def _build(setup: _Setup, folder: _Folder, request: Request) -> Build:
+    return _executor(setup, 0).build(_local(request, folder)).result()
 
 
-def _measure(setup: _Setup, digest: str, request: Any, builds: list[Build], generation: int) -> Any:
+def _measure(setup: _Setup, folder: _Folder, request: Any, builds: list[Build], generation: int) -> Any:
     executor = _executor(setup, generation)
-    asked = _with_builds(_local(request, digest), builds)
+    asked = _with_builds(_local(request, folder), builds)
     return (executor.race if isinstance(request, RaceRequest) else executor.measure)(asked).result()
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from evo.evaluation import Build, Timing
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload
+from evo.problem.kernel import Case, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,6 @@ class TaskData:
     workload: Workload
     seed: int = 0
     """Draws the data."""
-    random_cases: int = 0
-    """How many the gate draws beyond the kernel's own."""
 
     @property
     def data(self) -> TaskData:
@@ -53,6 +51,8 @@ class Request(TaskData):
     """None of what is yet to be built."""
     time: bool = True
     incumbent: Incumbent | None = None
+    cases: tuple[Case, ...] = ()
+    """That it is gated on beyond the kernel's own."""
 
 
 @dataclass(frozen=True, kw_only=True)

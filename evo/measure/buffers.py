@@ -60,20 +60,27 @@ class _Piece:
 class Layout:
     """Where the tensors of a set lie: guard, input, guard, ..., output, guard.
 
-    Every tensor starts `offset` elements past an aligned address and has the strides of the given one; the gaps between
-    its elements are guards too.
+    Every tensor starts `offset` elements past an aligned address (see `Case.offset`) and has the strides of the given one;
+    the gaps between its elements are guards too.
     """
 
     def __init__(
-        self, inputs: Tensors, outputs: Mapping[str, torch.Tensor], offset: int = 0, *, kind: str = "output"
+        self,
+        inputs: Tensors,
+        outputs: Mapping[str, torch.Tensor],
+        offset: int | tuple[int, ...] = 0,
+        *,
+        kind: str = "output",
     ) -> None:
         """kind: what messages call the outputs."""
-        spans, at, self._kind = [], 0, kind
+        spans, at, self._kind = list[_Span](), 0, kind
+        offsets = (offset,) if isinstance(offset, int) else offset
         for is_output, tensors in ((False, inputs), (True, outputs)):
             for name, t in tensors.items():
                 if t is None:
                     continue
-                start = -(-(at + _GUARD_BYTES) // _ALIGNMENT) * _ALIGNMENT + offset * t.element_size()
+                start = -(-(at + _GUARD_BYTES) // _ALIGNMENT) * _ALIGNMENT
+                start += offsets[min(len(spans), len(offsets) - 1)] * t.element_size()
                 at = start + extent(t) * t.element_size()
                 like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
                 spans.append(_Span(name=name, is_output=is_output, start=start, end=at, like=like))

@@ -14,20 +14,23 @@ its result is compared with a float64 reference. Inputs and guards must be as be
 A verdict follows from the kernel, the genome and the seed: the same launches on the same data repeat it.
 """
 
+import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
 import torch
 
-from evo.errors import KernelError, LaunchError
+from evo.errors import EvoError, KernelError, LaunchError
 from evo.evaluation import Check
 from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, Workspace, bits, same, sum_of
+from evo.measure.cases import draw_inputs, simpler
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
+from evo.problem.space import Point
 from evo.runtime.tolerance import Expected, compare, expected, findings, verdict
 from evo.targets import Session
 
@@ -39,6 +42,9 @@ _MOST_ELEMENTS = 1 << 24
 """In more, of all tensors, luck plays no part, and copies in float64 take memory."""
 _WRONG = 4
 """PyTorch's error over what the tolerance allows at most that rounding does not explain in data of no malice."""
+_SMALLER_CASES = 100
+_SMALLER_S = 5.0
+"""That are tried of one that fails, and how long."""
 _ODD_VALUE = 12288.0
 """Exact in every dtype, and written by no kernel."""
 
@@ -106,10 +112,10 @@ class Gate:
         """What candidates are judged by is not as it was made. It lies in memory like the candidates' own, and a stray write
         can reach it past every guard."""
 
-    def prepare(self, case: Case, *, repeated: bool = False) -> PreparedCase:
-        """`repeated`: with the further launches of a kernel's first case. Raises KernelError if PyTorch's own result of that
-        is wrong."""
-        if (case, repeated) in self._prepared:
+    def prepare(self, case: Case, *, repeated: bool = False, kept: bool = True) -> PreparedCase:
+        """`repeated`: with the further launches of a kernel's first case. `kept`: for other candidates. Raises KernelError
+        if PyTorch's own result of the first case is wrong."""
+        if kept and (case, repeated) in self._prepared:
             return self._prepared[case, repeated]
         seed = case_seed(self._seed, case)
         device = self._session.device
@@ -123,14 +129,14 @@ class Gate:
                 made.outputs[e.name].fill_(float("nan") if e.all_finite else _ODD_VALUE)
             return made
 
-        data = self._kernel.inputs(case.workload, case.data, generator)
+        data = draw_inputs(self._kernel, case, generator)
         layout = Layout(data, outputs, case.offset)
         expected = expected_outputs(self._kernel, data, case.workload)
         here, plain = Memory(layout, device), image(data, expected, NAN)
         trials = [_Trial(memory=here, image=plain, inputs=data, expected=expected)]
         if repeated:
             _check_own(self._kernel, case, expected)
-            other = self._kernel.inputs(case.workload, case.data, generator)
+            other = draw_inputs(self._kernel, case, generator)
             wanted = expected_outputs(self._kernel, other, case.workload)
             there, odd = Memory(layout, device), image(data, expected, HUGE)
             stale = image(data, expected, HUGE)
@@ -146,8 +152,9 @@ class Gate:
                 replace(again, memory=here, image=stale, where=over),
             ]
         prepared = PreparedCase(case=case, seed=seed, trials=tuple(trials))
-        self._prepared[case, repeated] = prepared
-        self._hold(prepared)
+        if kept:
+            self._prepared[case, repeated] = prepared
+            self._hold(prepared)
         return prepared
 
     def warm_up(self, workload: Workload) -> None:
@@ -200,22 +207,57 @@ class Gate:
             seed=prepared.seed,
         )
 
-    def run(self, call: Call, cases: Sequence[tuple[Case, LaunchSequence]]) -> tuple[Check, ...]:
-        """Checks in order, up to and including the first that fails. Raises LaunchError."""
+    def run(
+        self, call: Call, point: Point, cases: Iterable[Case], drawn: Iterable[PreparedCase] = ()
+    ) -> tuple[Check, ...]:
+        """Checks in order, on the kernel's own cases and then on those drawn for this candidate, up to the first that fails,
+        which is among them; then, where there is one, the check of a smaller case that fails as well. Raises LaunchError.
+
+        point: of the search space, whose code `call` is."""
         checks: list[Check] = []
-        for case, sequence in cases:
-            prepared = self.prepare(case, repeated=not checks)
+        own = (self.prepare(case, repeated=not number) for number, case in enumerate(cases))
+        for prepared in chain(own, drawn):
             try:
-                checks.append(self.check(call, sequence, prepared))
+                checks.append(self.check(call, self._sequence(point, prepared.case.workload), prepared))
             except LaunchError as error:
-                raise LaunchError(f"case {case.name}: {error}") from error
+                raise LaunchError(f"case {prepared.case.name}: {error}") from error
             if not checks[-1].passed:
+                smallest = self._smallest(call, point, prepared)
+                checks += [smallest] if smallest is not None else []
                 break
         self.data_changed = sum_of(self._held) != self._sum
         if self.data_changed and checks[-1].passed:
             reason = "memory far from its inputs and outputs was written, by which others are judged"
             checks[-1] = replace(checks[-1], passed=False, reason=reason)
         return tuple(checks)
+
+    def _sequence(self, point: Point, workload: Workload) -> LaunchSequence:
+        return self._kernel.sequence(self._target, point, workload, self._session.limits)
+
+    def _smallest(self, call: Call, point: Point, failed: PreparedCase) -> Check | None:
+        """The check of the smallest and plainest case found that still fails: one thing after another is made simpler (as in
+        delta debugging, Zeller and Hildebrandt 2002). None if none fails."""
+        found, case, tried = None, failed.case, {failed.case}
+        deadline = time.monotonic() + _SMALLER_S
+        simple: Case | None = case
+        while simple is not None:
+            for simple in simpler(self._kernel, self._target, case):
+                if simple in tried or self._kernel.validate(simple.workload):
+                    continue
+                if len(tried) > _SMALLER_CASES or time.monotonic() > deadline:
+                    return found
+                tried.add(simple)
+                try:
+                    prepared = self.prepare(simple, repeated=len(failed.trials) > 1, kept=False)
+                    check = self.check(call, self._sequence(point, simple.workload), prepared)
+                except (EvoError, RuntimeError, MemoryError):
+                    return found  # a launch that fails may have broken the device
+                if not check.passed:
+                    found, case = check, simple
+                    break
+            else:
+                simple = None
+        return found
 
     def _launch(self, invocation: Invocation, case: Case, trial: _Trial, shared: int = NAN) -> None:
         """One call on what the trial's image holds. Raises LaunchError."""

@@ -17,10 +17,18 @@ import torch
 from evo.errors import LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
 from evo.measure import RaceRequest, RaceResult, Request
-from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes
+from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes, has_room
+from evo.measure.cases import random_case_of
 from evo.measure.clock import CLOSE, Protocol, calls_for, race, sets_for, summarise
-from evo.measure.gate import Gate, Invocation, allocate_outputs, as_outputs, expected_outputs, reads_early
-from evo.measure.random_cases import random_cases
+from evo.measure.gate import (
+    Gate,
+    Invocation,
+    PreparedCase,
+    allocate_outputs,
+    as_outputs,
+    expected_outputs,
+    reads_early,
+)
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Cost, Kernel, LaunchSequence, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, findings, verdict
@@ -76,6 +84,12 @@ _REASON_CHARACTERS = 200
 
 _REFERENCE_BYTES = 80
 """Bytes an output element for the reference buffer's two float64 references, their bounds and an error, and temporaries."""
+
+_AT_SIZE_SHARE = 0.04
+"""Of the time of a search, for random cases of the size that is timed."""
+
+_CASE_SETS = 4
+"""What such a case holds: its memory and inputs, twice."""
 
 _SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
 """Outputs that are summed after a sample: those of the reference buffer and of as many sets behind it."""
@@ -241,6 +255,22 @@ class RaceCheck:
         return check
 
 
+class _Share:
+    """What a part of the work takes of all of it: as much as it may, and no more."""
+
+    def __init__(self) -> None:
+        self.all_s = self._own_s = 0.0
+        self._last_s: dict[str, float] = {}
+
+    def allows(self, what: str) -> bool:
+        """Whether one more of these is within the share, if it takes as long as the last one."""
+        return self._own_s + self._last_s.get(what, 0.0) <= _AT_SIZE_SHARE * self.all_s
+
+    def spend(self, what: str, seconds: float, *, counts: bool = True) -> None:
+        self._last_s[what] = seconds
+        self._own_s += seconds if counts else 0.0
+
+
 class TimingHarness:
     """Times binaries for one workload, beside its baselines, over rotating buffers."""
 
@@ -252,7 +282,9 @@ class TimingHarness:
         self._replays: dict[tuple[Protocol, int], Replay] = {}
         """Of the reference, by protocol and number of sets."""
         self.ready: set[str] = set()
-        """For which of "gate" and "timing" there are data."""
+        """See `lacks`."""
+        self._share, self._drawn = _Share(), 0
+        self._case: PreparedCase | None = None
         self._timed_data_changed = False
         self._in_vain = 0
 
@@ -298,9 +330,8 @@ class TimingHarness:
         assert self.data.arena.sets
         roofline_of(self._session)
 
-    def sequence(self, genome: Genome, workload: Workload | None = None) -> LaunchSequence:
-        """For the workload that is timed, or for another."""
-        return self.kernel.sequence(self._target, genome.parameters, workload or self._workload, self._session.limits)
+    def sequence(self, genome: Genome) -> LaunchSequence:
+        return self.kernel.sequence(self._target, genome.parameters, self._workload, self._session.limits)
 
     def candidate(self, loaded: Loaded, sequence: LaunchSequence) -> Contender:
         """Raises LaunchError if there is no room for its workspace."""
@@ -437,6 +468,9 @@ class TimingHarness:
             found = self._gate(request, loaded, found)
             if request.time and found.status is Status.OK:
                 gated(found)
+            if found.status is Status.OK and (request.time or request.cases):
+                found = self._gate_at_size(request, loaded, found)
+            if request.time and found.status is Status.OK:
                 found = self._clock(request, loaded, found)
         except LaunchError as error:
             status = classify(str(error), Status.LOAD_ERROR if loaded is None else Status.LAUNCH_ERROR)
@@ -444,8 +478,11 @@ class TimingHarness:
         finally:
             if loaded is not None:
                 loaded.close()
-        lost = found.device_lost or self.data_changed
-        return replace(found, seconds=time.perf_counter() - started, device_lost=lost)
+        # A smaller case of one that fails may have broken the device.
+        lost = found.device_lost or self.data_changed or (found.status is Status.WRONG and not self._answers())
+        seconds = time.perf_counter() - started
+        self._share.all_s += seconds
+        return replace(found, seconds=seconds, device_lost=lost)
 
     def _load(self, build: Build | None) -> Loaded:
         """Raises LaunchError, also for code that must not be loaded."""
@@ -459,11 +496,37 @@ class TimingHarness:
         """Raises LaunchError."""
         started = time.perf_counter()
         own = self.kernel.cases(request.target, request.workload)
-        drawn = random_cases(self.kernel, request.target, request.workload, request.seed, request.random_cases)
-        cases = [(case, self.sequence(request.genome, case.workload)) for case in (*own, *drawn)]
-        checks = self.gate.run(loaded, cases)
+        drawn = (self.gate.prepare(case, kept=False) for case in request.cases)
+        checks = self.gate.run(loaded, request.genome.parameters, own, drawn)
         found = replace(found, checks=checks, gate_seconds=time.perf_counter() - started)
-        return found if all(c.passed for c in checks) else _refused(found, Status.WRONG)
+        return found if checks[-1].passed else _refused(found, Status.WRONG)
+
+    # -- a random case of the size that is timed -----------------------------------------------------------------------
+
+    def lacks(self, part: str) -> bool:
+        """Whether data of this part are to be made: "gate", "timing", "case". A case anew whenever that is affordable."""
+        return part not in self.ready or (part == "case" and self._share.allows("draw"))
+
+    def draw_case(self) -> None:
+        """Takes another random case of the size that is timed, as long as there is memory."""
+        started, self._drawn = time.perf_counter(), self._drawn + 1
+        self._case = None
+        if has_room(self._session.device, _CASE_SETS * self._set_bytes + self._reference_bytes):
+            case = random_case_of(self.kernel, self._target, self._workload, self._seed + self._drawn)
+            self._case = self.gate.prepare(case, kept=False)
+            self._session.synchronize()
+        self._share.spend("draw", time.perf_counter() - started, counts=self._drawn > 1)
+
+    def _gate_at_size(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
+        """Raises LaunchError."""
+        if self._case is None or not (request.cases or self._share.allows("run")):
+            return found
+        started = time.perf_counter()
+        checks = self.gate.run(loaded, request.genome.parameters, (), (self._case,))
+        seconds = time.perf_counter() - started
+        self._share.spend("run", seconds)
+        found = replace(found, checks=(*found.checks, *checks), gate_seconds=found.gate_seconds + seconds)
+        return found if checks[-1].passed else _refused(found, Status.WRONG)
 
     def _clock(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""

@@ -75,9 +75,9 @@ class Case:
     name: str
     workload: Workload
     data: str
-    """A distribution that `Kernel.inputs` knows."""
-    offset: int = 0
-    """Elements by which every tensor starts past an aligned address."""
+    """A distribution that `Kernel.inputs` knows; "a+b": every item of the outermost axis has one of the two."""
+    offset: int | tuple[int, ...] = 0
+    """Elements by which tensors start past an aligned address; of several numbers each in turn, the last for all others."""
 
 
 @dataclass(frozen=True, kw_only=True)

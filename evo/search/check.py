@@ -8,7 +8,8 @@ all of them made one after the other, in one race.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from functools import partial
+from typing import ClassVar, NamedTuple, TypeVar
 
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Check, Evaluation, Gain, Status, Timing
@@ -16,16 +17,13 @@ from evo.executors import InFlight
 from evo.measure import RaceResult
 from evo.measure.clock import paired_gain
 from evo.problem.genome import Change, Genome
-from evo.problem.kernel import Kernel, Workload
+from evo.problem.kernel import Case, Kernel, Workload
 from evo.problem.space import Point, Value
 from evo.search.tasks import TaskExecutor
 
 _OBSERVE_S = 0.5
 _CASES_AT_ONCE = 64
-"""Random ones, whose data are kept together."""
-
-_TIMED = "timed"
-"""The executor's name for the case that checks the outputs of the timed calls."""
+"""Random ones."""
 
 _T = TypeVar("_T")
 
@@ -34,8 +32,15 @@ Observe = Callable[[int, int, InFlight | None, Point], None]
 """Is called several times a second while something is waited for: how many are done, and of how many; the work that has been
 in flight the longest, and what differs from the default there."""
 
-_Subject = tuple[TaskExecutor, Genome, Point]
-"""What is checked, and what differs from the default there."""
+
+
+class _Subject(NamedTuple):
+    task: TaskExecutor
+    genome: Genome
+    changes: Point = {}  # noqa: RUF012
+    """What differs from the default there."""
+    cases: tuple[Case, ...] = ()
+    """That it is gated on beyond the kernel's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +65,8 @@ class Checked:
 
     @property
     def gate_checks(self) -> list[Check]:
-        """Of the gate's cases that were run."""
-        return [c for c in self.measurement.checks if c.case != _TIMED] if self.measurement is not None else []
+        """Of the kernel's own cases, those that were run."""
+        return [c for c in self.measurement.checks if c.case in self.cases] if self.measurement is not None else []
 
     @property
     def passed_gate(self) -> bool:
@@ -92,28 +97,38 @@ def check_kernel(
     for own in (replace(task, workload=workload) for workload in workloads):
         points = own.space.branches()
         for point in points:
-            subjects.append((own, Genome.of(point), {k: v for k, v in point.items() if points[0].get(k) != v}))
+            changes = {k: v for k, v in point.items() if points[0].get(k) != v}
+            subjects.append(_Subject(own, Genome.of(point), changes))
     return _check(subjects, timed, gate, observe)
 
 
 def check_candidate(
-    task: TaskExecutor, genome: Genome, *, gate: bool, random_cases: int = 0, observe: Observe | None = None
+    task: TaskExecutor,
+    genome: Genome,
+    *,
+    gate: bool,
+    cases: tuple[Case, ...] = (),
+    random_cases: int = 0,
+    observe: Observe | None = None,
 ) -> list[Checked]:
-    """Builds a candidate for its workload and for the neighbours it is legal for, then gates all that compiled. Random cases
-    follow for its own workload, some at a time, each time with another seed and the kernel's own cases before them.
+    """Builds a candidate for its workload and for the neighbours it is legal for, then gates all that compiled, each also on
+    those of `cases` that are of its code. Random ones follow for its own workload, some at a time behind the kernel's own.
 
     With the seed that a search drew its data with, this repeats the search's verdict: as there, the candidate is also timed
     at its own workload and its timed outputs are verified. A refusal at one workload leaves the others to be gated.
-    Raises UsageError if the data of its timing do not fit this machine.
+    Raises UsageError if the data of its timing do not fit this machine, or for a case of other code.
     """
-    subjects: list[_Subject] = [(one, genome, {}) for one in task.with_neighbours(genome)]
+    subjects = []
+    for one in task.with_neighbours(genome):
+        binding = partial(task.problem.binding, task.target)
+        own = tuple(case for case in cases if binding(case.workload) == binding(one.workload))
+        subjects.append(_Subject(one, genome, cases=own))
+    for case in {*cases} - {case for subject in subjects for case in subject.cases}:
+        raise UsageError(f"case {case.name!r} is of other code than that of the candidate for {task.workload.key}")
     results, too_large = _check(subjects, frozenset({task.workload}), gate, observe)
     starts = range(0, random_cases, _CASES_AT_ONCE)
-    drawn = [
-        replace(task, seed=task.seed + number, random_cases=min(_CASES_AT_ONCE, random_cases - start))
-        for number, start in enumerate(starts, 1)
-    ]
-    results += _check([(one, genome, {}) for one in drawn], frozenset(), gate, observe)[0] if drawn else []
+    batches = [task.random_cases(min(_CASES_AT_ONCE, random_cases - start), start) for start in starts]
+    results += _check([_Subject(task, genome, cases=batch) for batch in batches], frozenset(), gate, observe)[0]
     for reason in too_large.values():
         raise UsageError(reason)
     return results
@@ -122,29 +137,29 @@ def check_candidate(
 def _check(
     subjects: Sequence[_Subject], timed: frozenset[Workload], gate: bool, observe: Observe | None
 ) -> tuple[list[Checked], dict[Workload, str]]:
-    building = [(task, genome, changes, task.build(genome)) for task, genome, changes in subjects]
-    changes_of = {(genome, task.workload): changes for task, genome, changes in subjects}
+    building = [(subject, subject.task.build(subject.genome)) for subject in subjects]
+    changes_of = {(s.genome, s.task.workload): s.changes for s in subjects}
     results: list[Checked] = []
     too_large: dict[Workload, str] = {}
 
     def result_of(future: Future[_T]) -> _T:
         while observe is not None and wait([future], timeout=_OBSERVE_S).not_done:
-            work = next(iter(subjects[0][0].executor.in_flight()), None)
+            work = next(iter(subjects[0].task.executor.in_flight()), None)
             changes = changes_of.get((work.genome, work.workload), {}) if work else {}
             observe(len(results), len(building), work, changes)
         return future.result()
 
-    for task, genome, changes, future in building:
+    for (task, genome, changes, cases), future in building:
         workload, build, measurement = task.workload, result_of(future), None
         time = workload in timed and workload not in too_large
         if gate and build.binary is not None:
             try:
-                measurement = result_of(task.measure(genome, build, time=time))
+                measurement = result_of(task.measure(genome, build, time=time, cases=cases))
             except UsageError as error:
                 if not time:
                     raise
                 time, too_large[workload] = False, str(error)
-                measurement = result_of(task.measure(genome, build, time=False))
+                measurement = result_of(task.measure(genome, build, time=False, cases=cases))
         results.append(
             Checked(
                 workload=workload,
@@ -292,7 +307,7 @@ class _Variants:
         for genome in new:
             broken = self._task.space.violations(genome.parameters)
             self.reasons[genome] = f"not legal: {'; '.join(broken)}" if broken else ""
-        legal: list[_Subject] = [(self._task, genome, {}) for genome in new if not self.reasons[genome]]
+        legal = [_Subject(self._task, genome) for genome in new if not self.reasons[genome]]
         for checked in _check(legal, frozenset(), True, None)[0]:
             self._builds[checked.genome] = checked.build
             self.reasons[checked.genome] = _refusal(checked)

@@ -43,6 +43,8 @@ _MOST_VARIANTS = 12
 _FIRST_VARIANTS = 32
 """That greedy choices begin with."""
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
+RANDOM_CASES = 64
+"""That a finalist is gated on."""
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -443,7 +445,8 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
     for task, built in builds:
         if built.binary is None:
             return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")
-        found = task.measure(genome, built, time=False).result()
+        cases = task.random_cases(RANDOM_CASES) if task is builds[0][0] else ()
+        found = task.measure(genome, built, time=False, cases=cases).result()
         total = replace(
             found,
             checks=total.checks + found.checks,

@@ -12,8 +12,9 @@ from evo.evaluation import Build, Evaluation
 from evo.executors import Executor
 from evo.lineage import RunSpec, Stage, gate_seeds
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
+from evo.measure.cases import random_cases
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Limits, load_kernel
+from evo.problem.kernel import Case, Kernel, Limits, load_kernel
 from evo.problem.space import Space
 
 
@@ -50,10 +51,21 @@ class TaskExecutor(TaskData):
         return self.executor.build(self.request(genome))
 
     def measure(
-        self, genome: Genome, build: Build, *, time: bool, incumbent: Incumbent | None = None
+        self,
+        genome: Genome,
+        build: Build,
+        *,
+        time: bool,
+        incumbent: Incumbent | None = None,
+        cases: tuple[Case, ...] = (),
     ) -> Future[Evaluation]:
-        """Gates a build, and times it if that is asked for."""
-        return self.executor.measure(replace(self.request(genome), build=build, time=time, incumbent=incumbent))
+        """Gates a build, also on these cases, and times it if that is asked for."""
+        request = replace(self.request(genome), build=build, time=time, incumbent=incumbent, cases=cases)
+        return self.executor.measure(request)
+
+    def random_cases(self, number: int, batch: int = 0) -> tuple[Case, ...]:
+        """For this workload; of a batch the same each time."""
+        return tuple(random_cases(self.problem, self.target, self.workload, self.seed + batch, number))
 
     def race(
         self, contenders: Sequence[tuple[str, Genome, Build]], baselines: Sequence[str] = (), *, hot: bool = False

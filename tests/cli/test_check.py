@@ -146,6 +146,7 @@ def test_what_a_check_waits_for_is_said_on_stderr_once_it_takes_long(
 
 # -- a recorded candidate -------------------------------------------------------------------------------------
 
+SMALLEST_BETWEEN = "n=71,dtype=float32,data=normal"
 TEMPLATE = """
 extern "C" void twice(const float* x, float* y, long long n) {
     for (long long i = 0; i < n; ++i) y[i] = 2 * x[i];
@@ -200,9 +201,9 @@ def test_the_recorded_seed_repeats_the_verdict_to_the_last_digit(recorded: Recor
     record = ended.document
     then = recorded.evaluations["picky"]
     assert (ended.code, ended.err) == (0 if then.status is Status.OK else 1, "")
-    now = record["workloads"][0]["cases"][: len(then.checks)]
-    assert [(c["case"], c["error"], c["passed"], c["reason"], c["seed"]) for c in now] == [
-        (c.case, c.error, c.passed, c.reason, c.seed) for c in then.checks
+    now, own = record["workloads"][0]["cases"], [c for c in then.checks if "data=" not in c.case]
+    assert [(c["case"], c["error"], c["passed"], c["reason"], c["seed"]) for c in now if "data=" not in c["case"]] == [
+        (c.case, c.error, c.passed, c.reason, c.seed) for c in own
     ]
     assert record["remarks"] == []
     assert fresh["seed"] != verdict["seed"]
@@ -223,7 +224,8 @@ def test_a_wrong_candidate_is_exit_code_1_with_the_reason_and_what_was_not_run(c
     ended = check("wrong", "--json")
     assert ended.code == 1
     (result,) = ended.document["workloads"]
-    assert [c["passed"] for c in result["cases"]] == [False]
+    assert [c["case"] for c in result["cases"]] == ["normal 5", "n=1,dtype=float32,data=normal"]
+    assert not any(c["passed"] for c in result["cases"])
     assert "y: " in result["cases"][0]["reason"]
     assert result["not_run"] == ["normal 64", "normal 1001"]
 
@@ -232,12 +234,32 @@ def test_random_cases_find_what_lies_between_the_kernels_own(check: Callable[...
     assert check("between").code == 0
     ended = check("between", "--cases", "30", "--seed", "4")
     assert ended.code == 1
-    assert "refused: y: " in next(line for line in ended.out.splitlines() if " random " in line)
-    again = check("between", "--cases", "30", "--seed", "4")
-    assert again.out.splitlines()[-1] == ended.out.splitlines()[-1]
+    *_, first, smallest = [line for line in ended.out.splitlines() if " refused: y: " in line]
+    assert "data=normal" in first
+    assert f" {SMALLEST_BETWEEN} " in smallest
+    (alone,) = [line for line in ended.out.splitlines() if line.startswith("to repeat the last alone:  evo check ")]
+    command, verdict = alone.split(), ended.out.splitlines()[-1]
+    again = command[command.index("--seed") : command.index("--db")]
+    assert again == ["--seed", "4", "--case", SMALLEST_BETWEEN]
+    alone_again = check("between", *again)
+    assert alone_again.code == 1
+    assert smallest.split() in [line.split() for line in alone_again.out.splitlines()]
+    assert check("between", "--cases", "30", "--seed", "4").out.splitlines()[-1] == verdict
     honest = check("honest", "--cases", "70")
-    assert (honest.code, "70 of them random" in honest.out) == (0, True)
-    assert "random " not in honest.out.replace("of them random", "")
+    assert honest.code == 0
+    assert "73 of them random" in honest.out  # with one at the size that is timed each time that the gate is run
+    assert "data=" not in honest.out
+
+
+def test_a_case_that_cannot_be_is_one_sentence(check: Callable[..., Ended]) -> None:
+    for case, said in {
+        "n=5,dtype=float32,data=nomal": "unknown distribution of kernel toy 'nomal'; did you mean normal?",
+        "n=5,dtype=float32,offset=x": "offset 'x' is neither a number of elements nor several as 0.3.1",
+        "n=-1,dtype=float32": "n must be 0 to 1,048,576, got -1",
+    }.items():
+        ended = check("honest", "--case", case)
+        assert ended.code == 2
+        assert said in ended.sentence
 
 
 def test_a_template_that_changed_since_is_said_in_a_line(recorded: Recorded, check: Callable[..., Ended]) -> None:
@@ -255,7 +277,7 @@ def test_a_template_that_changed_since_is_said_in_a_line(recorded: Recorded, che
 
 
 def test_what_is_recorded_with_a_candidate_is_no_option_of_its_check(check: Callable[..., Ended], here: Any) -> None:
-    assert here("check", "layernorm", "--cases", "3").sentence.startswith("evo: --cases is for a recorded candidate")
+    assert here("check", "layernorm", "--cases", "3").sentence.startswith("evo: --case and --cases are for a recorded")
     ended = check("honest", "--arch", "native")
     assert ended.code == 2
     assert ended.sentence.startswith("evo: --arch is recorded with candidate")

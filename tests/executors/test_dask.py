@@ -71,6 +71,8 @@ class Wire:
             while data := source.recv(1 << 16):
                 to.sendall(data)
         for end in (source, to):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it; to close it does not
             end.close()
 
     def cut(self) -> None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Binary, Check
+from evo.measure.cases import parse_case
 from evo.measure.gate import Gate, argument_values
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Launch, Workload, load_kernel
@@ -94,7 +95,7 @@ def judge(session: Session, gate: Gate) -> Judge:
         loaded: Loaded, workload: Workload = WORKLOAD, cases: Sequence[Case] | None = None, by: Gate = gate
     ) -> tuple[Check, ...]:
         tried = KERNEL.cases("cpu", workload) if cases is None else cases
-        return by.run(loaded, [(c, KERNEL.sequence("cpu", {}, c.workload, session.limits)) for c in tried])
+        return by.run(loaded, {}, tried)
 
     return run
 
@@ -109,11 +110,14 @@ def test_the_gate_accepts_a_kernel_that_is_right(judge: Judge) -> None:
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.__name__)
 def test_the_gate_refuses_a_kernel_and_not_the_next_one_if_it(judge: Judge, mistake: Callable[..., None]) -> None:
     case, reason = MISTAKES[mistake]
-    checks = judge(Candidate(mistake))
-    assert not checks[-1].passed
-    assert all(c.passed for c in checks[:-1])
-    assert case in checks[-1].case
-    assert reason in checks[-1].reason
+    *passed, refused, smallest = judge(Candidate(mistake))
+    assert not refused.passed
+    assert all(c.passed for c in passed)
+    assert case in refused.case
+    assert reason in refused.reason
+    assert not smallest.passed
+    made = parse_case(KERNEL, "cpu", smallest.case)
+    assert (made.name, made.offset, made.workload.dim("rows")) == (smallest.case, 0, 1)
     assert judge(Candidate())[-1].passed
 
 

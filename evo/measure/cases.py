@@ -1,0 +1,150 @@
+"""Gate cases as text, drawn at random from a kernel's own statement, and made smaller.
+
+A kernel's cases are where its author looked; random ones are where nobody has. What a search timed may be called with any
+other size, option, distribution or alignment that the statement allows.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from evo.errors import UnknownNameError, UsageError
+from evo.problem.kernel import Case, Dimension, Kernel, Tensors, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+_ATTEMPTS = 100
+"""For each case; constraints between sizes leave few of all draws."""
+_OFFSETS = (0, 0, 0, 1, 2, 3, 4, 5, 8)
+_TENSORS = 4
+"""As many have an offset of their own; others share theirs."""
+_MIXED = 0.25
+"""The share of cases with problems of two distributions side by side."""
+_MOST_BYTES, _MOST_FLOPS = 1 << 24, 1 << 28
+"""Of one case, so that a float64 reference on a CPU takes milliseconds."""
+_AND = "+"
+
+
+def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, number: int) -> list[Case]:
+    """So many, or fewer where few draws are legal and small. Sizes that are not compiled in are log-uniform up to the
+    workload's own or the largest of the kernel's cases; the rest as `_like_one` has it."""
+    rng, known, found = random.Random(seed), kernel.cases(target, workload), list[Case]()
+    free, fixed = _free(kernel, target), kernel.compile_time_dims[target]
+    highest = {d.name: max(w.dim(d.name) for w in (workload, *(c.workload for c in known))) for d in free}
+    for _ in range(_ATTEMPTS * number):
+        case = _like_one(rng, known, fixed)
+        dims = dict(case.workload.dims)
+        for d in free:
+            if rng.random() < 0.8:
+                dims[d.name] = max(d.low, int(math.exp(rng.uniform(0, math.log(highest[d.name] + 1)))))
+        case = _named(replace(case, workload=_with(case.workload, dims)))
+        cost = None if kernel.validate(case.workload) else kernel.cost(case.workload)
+        if cost is not None and cost.bytes <= _MOST_BYTES and cost.flops <= _MOST_FLOPS:
+            found.append(case)
+            if len(found) == number:
+                break
+    return found
+
+
+def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -> Case:
+    """One of the workload's own sizes."""
+    rng, known, fixed = random.Random(seed), kernel.cases(target, workload), kernel.compile_time_dims[target]
+    for _ in range(_ATTEMPTS):
+        case = _like_one(rng, known, fixed)
+        case = _named(replace(case, workload=_with(case.workload, dict(workload.dims))))
+        if not kernel.validate(case.workload):
+            return case
+    return Case("", workload, kernel.data[0])
+
+
+def _like_one(rng: random.Random, known: Sequence[Case], fixed: Collection[str]) -> Case:
+    """A case whose options are those of one of a kernel's cases, numbers among them anything around those; whose
+    distributions are those of others; whose tensors are aligned each on its own."""
+    workload, data = rng.choice(known).workload, rng.choice(known).data
+    if rng.random() < _MIXED:
+        data += _AND + rng.choice(known).data
+    options = dict(workload.options)
+    for name, value in options.items():
+        if name not in fixed and isinstance(value, float) and value > 0 and rng.random() < 0.5:
+            positive = [v for c in known if isinstance(v := c.workload.option(name), float) and v > 0]
+            options[name] = float(f"{math.exp(rng.uniform(math.log(min(positive) / 2), math.log(max(positive) * 2))):.3g}")
+    offset = tuple(rng.choice(_OFFSETS) for _ in range(_TENSORS)) if rng.random() < 0.5 else 0
+    return Case("", replace(workload, options=tuple(options.items())), data, offset)
+
+
+def draw_inputs(kernel: Kernel, case: Case, generator: torch.Generator) -> Tensors:
+    """The inputs of a case. Of two distributions every item along the outermost axis has one, where every tensor of several
+    axes has such an axis of its own: these are independent problems."""
+    drawn = [kernel.inputs(case.workload, data, generator) for data in case.data.split(_AND)]
+    found = dict(drawn[0])
+    tensors = [(a, t) for a in kernel.arguments if a.kind == "input" and (t := found.get(a.name)) is not None]
+    several = [(a, t) for a, t in tensors if t.ndim > 1]
+    outermost = {a.shape[:1] for a, _ in several}
+    if len(drawn) == 1 or len(outermost) != 1 or any(0 in t.stride() for _, t in several):
+        return found
+    (dimension,) = outermost
+    for a, t in tensors:
+        if a.shape[:1] == dimension and (other := drawn[1][a.name]) is not None:
+            t[1::2] = other[1::2]
+    return found
+
+
+def simpler(kernel: Kernel, target: str, case: Case) -> Iterator[Case]:
+    """Cases that ask less than this one: of fewer elements, of plain data, aligned, without options."""
+    own, options = dict(case.workload.dims), dict(case.workload.options)
+    for d in _free(kernel, target):
+        size, least = own[d.name], max(d.low, 1)
+        for fewer in dict.fromkeys((least, *(size - (size >> k) for k in range(1, size.bit_length())))):
+            if least <= fewer < size:
+                yield _named(replace(case, workload=_with(case.workload, {**own, d.name: fewer})))
+    plain = (kernel.data[0], *case.data.split(_AND)) if _AND in case.data else kernel.data[:1]
+    for data in dict.fromkeys(plain):
+        if data != case.data:
+            yield _named(replace(case, data=data))
+    if case.offset:
+        yield _named(replace(case, offset=0))
+    if isinstance(case.offset, tuple):
+        for i in (i for i, elements in enumerate(case.offset) if elements):
+            yield _named(replace(case, offset=(*case.offset[:i], 0, *case.offset[i + 1 :])))
+    for name, value in kernel.example(target).options:
+        if name not in kernel.compile_time_dims[target] and options[name] != value:
+            workload = Workload.of(own, case.workload.dtype, {**options, name: value})
+            yield _named(replace(case, workload=workload))
+
+
+def case_text(case: Case) -> str:
+    """As `parse_case` reads it back."""
+    offset = case.offset if isinstance(case.offset, int) else ".".join(map(str, case.offset))
+    return f"{case.workload.key},data={case.data}" + (f",offset={offset}" if offset else "")
+
+
+def parse_case(kernel: Kernel, target: str, text: str) -> Case:
+    """Raises UsageError or UnknownNameError."""
+    parts = [part.strip() for part in text.split(",")]
+    own = dict(part.split("=", 1) for part in parts if part.startswith(("data=", "offset=")))
+    workload = kernel.workload(target, ",".join(p for p in parts if not p.startswith(("data=", "offset="))))
+    data, offsets = own.get("data", kernel.data[0]), own.get("offset", "0").split(".")
+    for name in data.split(_AND):
+        if name not in kernel.data:
+            raise UnknownNameError(f"distribution of kernel {kernel.name}", name, kernel.data)
+    if not all(o.isdecimal() for o in offsets):
+        raise UsageError(f"case {text!r}: offset {own['offset']!r} is neither a number of elements nor several as 0.3.1")
+    offset = tuple(map(int, offsets)) if len(offsets) > 1 else int(offsets[0])
+    return _named(Case("", workload, data, offset))
+
+
+def _named(case: Case) -> Case:
+    return replace(case, name=case_text(case))
+
+
+def _free(kernel: Kernel, target: str) -> list[Dimension]:
+    return [d for d in kernel.dimensions if d.name not in kernel.compile_time_dims[target]]
+
+
+def _with(workload: Workload, dims: Mapping[str, int]) -> Workload:
+    return replace(workload, dims=tuple(dims.items()))
