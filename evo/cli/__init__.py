@@ -1,10 +1,13 @@
 """The command line: parsing and printing only. One module for each group of commands."""
 
+import errno
 import gc
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -35,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     0 done, 1 the work failed, 2 bad usage, 130 interrupted with the state saved.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may lack a sign
     code = run(arguments)
     gc.freeze()  # the process ends: a last collection would take a sixth of the time of a short command
     sys.exit(code)
@@ -50,6 +55,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         named = tuple(module for module, names in _COMMANDS.items() if words[0] in names)
         code = _group(named or tuple(_COMMANDS)).main(args=words, prog_name="evo", standalone_mode=False)
+        sys.stdout.flush()
         return int(code or 0)
     except _USAGE_ERROR as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
@@ -61,6 +67,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+            raise
+        print(f"evo: what was to be written cannot be ({error.strerror})", file=sys.stderr)
+        with suppress(OSError):  # it would be tried again at the end of the process
+            sys.stdout.close()
+        return 1
     except EvoError as error:
         print(f"evo: {error}", file=sys.stderr)
         return error.exit_code

@@ -31,6 +31,7 @@ from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, Workspace, bits
 from evo.measure.cases import draw_inputs, simpler
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
 from evo.problem.space import Point
+from evo.problem.stated import call_stated, mistake, wrong_outputs
 from evo.runtime.tolerance import Expected, compare, expected, findings, verdict
 from evo.targets import Session
 
@@ -420,12 +421,23 @@ def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, 
     return dict(zip((a.name for a in kernel.outputs(workload)), tensors, strict=False))
 
 
+def stated_outputs(
+    kernel: Kernel, what: str, function: Callable[..., object], inputs: Tensors, workload: Workload
+) -> dict[str, torch.Tensor]:
+    """What the reference, a baseline or `same_dtype` makes of inputs, by output name; only the reference need give all.
+    Raises KernelError for a mistake in it."""
+    found = as_outputs(kernel, workload, call_stated(kernel, what, function, inputs, workload))
+    if fault := wrong_outputs(kernel, found, workload, complete=what == "`reference`"):
+        raise mistake(kernel, what, function, fault)
+    return found
+
+
 def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
     """References and bounds for one set of inputs, on their device."""
     wide = {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
-    references = as_outputs(kernel, workload, kernel.reference(wide, workload))
+    references = stated_outputs(kernel, "`reference`", kernel.reference, wide, workload)
     same_dtype = kernel.same_dtype or kernel.reference_baseline.call
-    own = as_outputs(kernel, workload, same_dtype(inputs, workload))
+    own = stated_outputs(kernel, _whose_own(kernel), same_dtype, inputs, workload)
     outputs = {a.name: (a, getattr(torch, a.dtype_of(workload))) for a in kernel.outputs(workload)}
     compared = {name: references[name] for name, (_, dtype) in outputs.items() if name in own and dtype.itemsize > 2}
     roundings = _roundings(kernel, wide, workload, compared)
@@ -440,15 +452,18 @@ def _tolerance(kernel: Kernel, output: Argument, workload: Workload) -> Toleranc
     return kernel.own_tolerance(workload, output.name) or kernel.tolerance[output.dtype_of(workload)]
 
 
+def _whose_own(kernel: Kernel) -> str:
+    return "`same_dtype`" if kernel.same_dtype else f"the reference baseline {kernel.reference_baseline.name!r}"
+
+
 def _check_own(kernel: Kernel, case: Case, found: Sequence[Expected]) -> None:
     """PyTorch's result would excuse whatever is as wrong. Raises KernelError."""
     for e, argument in zip(found, kernel.outputs(case.workload), strict=True):
         tolerance = _tolerance(kernel, argument, case.workload)
         largest = float(torch.where(e.finite, e.reference.abs(), 0.0).max()) if e.reference.numel() else 0.0
         if e.torch_error > _WRONG * (tolerance.atol + tolerance.rtol * largest):
-            whose = "same_dtype" if kernel.same_dtype else f"the reference baseline {kernel.reference_baseline.name!r}"
             raise KernelError(
-                f"{kernel.folder / 'kernel.py'}: {whose} gives another {e.name} than reference does in float64,"
+                f"{kernel.folder / 'kernel.py'}: {_whose_own(kernel)} gives another {e.name} than reference does in float64,"
                 f" {e.torch_error:.3g} away for case {case.name!r} of {case.workload}: mend it, or allow for it in tolerance"
             )
 

@@ -25,9 +25,9 @@ from evo.measure.gate import (
     Invocation,
     PreparedCase,
     allocate_outputs,
-    as_outputs,
     expected_outputs,
     reads_early,
+    stated_outputs,
 )
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Cost, Kernel, LaunchSequence, Tensors, Workload
@@ -419,14 +419,15 @@ class TimingHarness:
     def check_baseline(self, baseline: Baseline) -> str:
         """Why a baseline cannot be raced: it does not run here, or its own result is not right; empty if it can."""
         try:
-            result = baseline.call(self.data.arena.sets[0].inputs, self._workload)
+            inputs = self.data.arena.sets[0].inputs
+            got = stated_outputs(self.kernel, f"baseline {baseline.name!r}", baseline.call, inputs, self._workload)
             self._session.synchronize()
         except Exception as error:  # what another implementation lacks is no fault of the race
             if baseline.role == "reference":
                 raise
-            reason = str(error).strip().partition("\n")[0]
-            return f"it does not run here ({type(error).__name__}: {reason[:_REASON_CHARACTERS]})"
-        got = as_outputs(self.kernel, self._workload, result)
+            cause = error.__cause__ or error
+            reason = str(cause).strip().partition("\n")[0]
+            return f"it does not run here ({type(cause).__name__}: {reason[:_REASON_CHARACTERS]})"
         for e in self.data.expected[False]:
             _, reason = compare(got[e.name], e) if e.name in got else (None, "")
             if reason:

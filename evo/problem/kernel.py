@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem.space import Space, Value
+from evo.problem.stated import check_statement, told
 from evo.runtime.package import LaunchPlan as LaunchPlan  # a kernel.py takes it from here
 
 if TYPE_CHECKING:
@@ -725,11 +726,12 @@ def load_kernel(name: str) -> Kernel:
         spec.loader.exec_module(module)
     except KernelError:
         raise
-    except Exception as error:
-        raise KernelError(f"{path} fails on import: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise told(folder, "fails on import:", error) from error
     kernel = getattr(module, "KERNEL", None)
     if not isinstance(kernel, Kernel):
         raise KernelError(f"{path} must define KERNEL = evo.problem.kernel.Kernel(...)")
     object.__setattr__(kernel, "folder", folder)
+    check_statement(kernel)
     _loaded[folder] = kernel
     return kernel

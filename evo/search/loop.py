@@ -34,6 +34,9 @@ from evo.search.tasks import TaskExecutor, tasks_of
 
 _TICK_S = 0.2
 
+_MOST = 1e12
+"""Of what a budget may have: seconds, or evaluations."""
+
 WITHIN = 0.03
 """How much longer than the fastest variant that is known for a task one may take that serves many."""
 
@@ -69,6 +72,8 @@ class Budget:
         ):
             if value is not None and value <= 0:
                 raise UsageError(f"a budget of {value:g} {name} leaves nothing to do; give more, e.g. {unit}")
+            if value is not None and value > _MOST:
+                raise UsageError(f"a budget of more than {_MOST:g} {name} has no end; give less, e.g. {unit}")
         if self.seconds is None and self.evaluations is None and self.patience is None:
             raise UsageError("a search needs a budget: time, evaluations or patience")
 

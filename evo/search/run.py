@@ -43,6 +43,7 @@ _MOST_VARIANTS = 12
 _FIRST_VARIANTS = 32
 """That greedy choices begin with."""
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
+_BUILDERS_A_CORE = 16
 RANDOM_CASES = 64
 """That a finalist is gated on."""
 _CONFIRMATIONS = 2
@@ -192,8 +193,15 @@ def open_executor(
     """Worker processes that start at once: they take seconds to get ready, so open this before anything slow.
 
     devices: as `choose_devices` has them; of a cluster, a part of the name of the kind that measures. scheduler: see
-    `ExecutorConfig`; a cluster's workers have builders of their own.
+    `ExecutorConfig`; a cluster's workers have builders of their own. Raises UsageError for more builders than a machine has
+    use for.
     """
+    cores = os.cpu_count() or 1
+    if (builders or 0) > _BUILDERS_A_CORE * cores:
+        raise UsageError(
+            f"--builders {builders}: this machine has {cores} cores, and more than {_BUILDERS_A_CORE * cores}"
+            " compilers would only wait for each other; give at most so many"
+        )
     config = ExecutorConfig(
         cache_dir=cache_dir, builders=builders or 1, scheduler=scheduler, devices=(devices or "",)
     )

@@ -1,0 +1,147 @@
+"""What a kernel.py states as functions, called so that a mistake in one is told as its author's: where, and what."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evo.errors import EvoError, KernelError
+from evo.problem.space import Space
+
+if TYPE_CHECKING:
+    from evo.problem.kernel import Kernel
+
+_DEVICE = ("out of memory", "not enough memory", "CUDA error", "cudaError")
+"""In a PyTorch error that no author of a kernel is to blame for."""
+
+
+def check_statement(kernel: Kernel) -> None:
+    """Has each function of a kernel raise KernelError for what its author has got wrong: where it raises, or returns what
+    it must not."""
+    for what, wrong in _WRONG.items():
+        if (stated := getattr(kernel, what)) is not None:
+            object.__setattr__(kernel, what, _checked(kernel, f"`{what}`", stated, wrong))
+
+
+def call_stated(kernel: Kernel, what: str, function: Callable[..., Any], *given: Any) -> Any:
+    """What a function of a kernel returns. Raises KernelError in place of what it raises."""
+    try:
+        return function(*given)
+    except (EvoError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        if any(said in str(error) for said in _DEVICE):
+            raise
+        raise told(kernel.folder, f"{what} raises", error) from error
+
+
+def told(folder: Path, what: str, error: BaseException) -> KernelError:
+    """Of what the code in a kernel's folder has raised, with where it was, and the way there."""
+    own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
+    where = f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else folder / "kernel.py"
+    raised = f"{type(error).__name__}: {error}".rstrip(": ")
+    return KernelError("".join((f"{where}: {what} {raised}\n", *traceback.format_list(own))).rstrip())
+
+
+def mistake(kernel: Kernel, what: str, function: object, fault: str) -> KernelError:
+    """Of a function that returns what it must not."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__wrapped__", function)
+    code = getattr(function, "__code__", None)
+    where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}" if code else str(kernel.folder / "kernel.py")
+    return KernelError(f"{where}: {what} {fault}")
+
+
+def _checked(kernel: Kernel, what: str, stated: Callable[..., Any], wrong: Callable[..., str]) -> Callable[..., Any]:
+    @wraps(stated)
+    def checked(*given: Any) -> Any:
+        found = call_stated(kernel, what, stated, *given)
+        if isinstance(found, Iterator):
+            found = list(found)
+        if fault := wrong(kernel, found, *given):
+            raise mistake(kernel, what, stated, fault)
+        return found
+
+    return checked
+
+
+def _sequence_of(kind: str, *, some: bool) -> Callable[..., str]:
+    def wrong(kernel: Kernel, found: Any, *given: Any) -> str:
+        if not isinstance(found, Sequence) or any(type(x).__name__ != kind for x in found):
+            return f"must return a sequence of {kind}s, and returns {_shown(found)}"
+        return f"returns no {kind}" if some and not found else ""
+
+    return wrong
+
+
+def _wrong_inputs(kernel: Kernel, found: Any, workload: Any, *given: Any) -> str:
+    if not isinstance(found, Mapping):
+        return f"must return a mapping of input tensors by name, and returns {_shown(found)}"
+    for a in kernel.arguments:
+        if a.kind == "input" and (fault := _wrong_tensor(a, found.get(a.name), workload)):
+            return fault
+    return ""
+
+
+def wrong_outputs(kernel: Kernel, found: Mapping[str, Any], workload: Any, *, complete: bool) -> str:
+    """What is wrong with outputs by name; empty if nothing is. Some may be missing, unless it is to be
+    complete."""
+    for a in kernel.outputs(workload):
+        if (complete or a.name in found) and (fault := _wrong_tensor(a, found.get(a.name), workload)):
+            return fault
+    return "" if found else "returns no output"
+
+
+def _wrong_tensor(argument: Any, tensor: Any, workload: Any) -> str:
+    if tensor is None and argument.optional and argument.kind == "input":
+        return ""
+    if not hasattr(tensor, "stride"):
+        return f"returns no tensor for {argument.name!r}, but {_shown(tensor)}"
+    shape = [workload.dim(name) for name in argument.shape]
+    if (shape or argument.kind == "output") and list(tensor.shape) != shape:
+        return f"returns {argument.name!r} of shape {list(tensor.shape)} for {workload.key}, where {shape} is stated"
+    return ""
+
+
+def _wrong_space(kernel: Kernel, found: Any, *given: Any) -> str:
+    return "" if isinstance(found, Space) else f"must return a Space, and returns {_shown(found)}"
+
+
+def _wrong_cost(kernel: Kernel, found: Any, workload: Any) -> str:
+    if type(found).__name__ != "Cost":
+        return f"must return a Cost, and returns {_shown(found)}"
+    if found.bytes <= 0 and found.flops <= 0 and all(size for _, size in workload.dims):
+        return f"returns {found} for {workload.key}: what moves no byte takes no time"
+    return ""
+
+
+def _wrong_text(kernel: Kernel, found: Any, *given: Any) -> str:
+    return "" if isinstance(found, str) else f"must return a text, empty for what is right, and returns {_shown(found)}"
+
+
+def _anything(kernel: Kernel, found: Any, *given: Any) -> str:
+    return ""
+
+
+def _shown(found: object) -> str:
+    return (text if len(text := repr(found)) <= 60 else f"{text[:57]}...") if found is not None else "None"
+
+
+_WRONG: dict[str, Callable[..., str]] = {
+    "inputs": _wrong_inputs,
+    "reference": _anything,
+    "same_dtype": _anything,
+    "cases": _sequence_of("Case", some=True),
+    "neighbours": _sequence_of("Workload", some=False),
+    "space": _wrong_space,
+    "plan": _anything,
+    "cost": _wrong_cost,
+    "compile_flags": _anything,
+    "validate": _wrong_text,
+    "own_tolerance": _anything,
+}
+"""By function of a kernel, what is wrong with what it has returned for its arguments; empty if nothing is."""

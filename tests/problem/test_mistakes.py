@@ -1,0 +1,110 @@
+"""A mistake in a kernel.py is one sentence with its place, and the author's own frames; nowhere a traceback of evo's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import evo
+from evo.errors import KernelError
+from evo.measure.gate import expected_outputs
+from evo.problem.kernel import Kernel, load_kernel
+from tests.toy_kernel import write_kernel
+
+_ANCHOR = "KERNEL = Kernel(\n"
+
+
+def kernel_with(folder: Path, field: str, signature: str, body: str) -> Path:
+    """The toy kernel with a function of its author's in a field; whose line 39 is the function's first."""
+    write_kernel(folder)
+    text = (folder / "kernel.py").read_text()
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(f"    {field}=lambda")]
+    stated = f"def mine({signature}):\n    {body}\n\n\n"
+    value = "(Baseline(name='torch', role='reference', call=mine),)" if field == "baselines" else "mine"
+    text = "".join(lines).replace("import Argument,", "import Argument, Baseline, Cost,")
+    text = text.replace(_ANCHOR, f"{stated}{_ANCHOR}    {field}={value},\n")
+    (folder / "kernel.py").write_text(text)
+    return folder
+
+
+def expect(kernel: Kernel) -> object:
+    workload = kernel.example("cpu")
+    return expected_outputs(kernel, {"x": torch.ones(workload.dim("n"))}, workload)
+
+
+CALLS: dict[str, tuple[str, Callable[[Kernel], Any]]] = {
+    "cases": ("target, workload", lambda k: k.cases("cpu", k.example("cpu"))),
+    "neighbours": ("target, workload", lambda k: k.neighbours("cpu", k.example("cpu"))),
+    "inputs": ("workload, data, generator", lambda k: k.inputs(k.example("cpu"), "normal", torch.Generator())),
+    "reference": ("inputs, workload", expect),
+    "baselines": ("inputs, workload", expect),
+    "cost": ("workload", lambda k: k.cost(k.example("cpu"))),
+}
+
+RETURNS = [
+    ("cases", "None", "`cases` must return a sequence of Cases, and returns None"),
+    ("cases", "[]", "`cases` returns no Case"),
+    ("cases", "['n=5']", "`cases` must return a sequence of Cases, and returns ['n=5']"),
+    ("neighbours", "None", "`neighbours` must return a sequence of Workloads, and returns None"),
+    ("inputs", "None", "`inputs` must return a mapping of input tensors by name, and returns None"),
+    ("inputs", "{}", "`inputs` returns no tensor for 'x', but None"),
+    ("inputs", "{'x': [1.0]}", "`inputs` returns no tensor for 'x', but [1.0]"),
+    ("reference", "None", "`reference` returns no tensor for 'y', but None"),
+    ("reference", "{}", "`reference` returns no tensor for 'y', but None"),
+    ("reference", "inputs['x'][:1]", "`reference` returns 'y' of shape [1] for n=4096,dtype=float32, where [4096] is stated"),
+    ("baselines", "None", "the reference baseline 'torch' returns no tensor for 'y', but None"),
+    ("cost", "None", "`cost` must return a Cost, and returns None"),
+    ("cost", "Cost(bytes=0, flops=0)", "what moves no byte takes no time"),
+]
+
+
+@pytest.mark.parametrize(("field", "returned", "said"), RETURNS, ids=lambda text: str(text)[:20])
+def test_what_a_function_must_not_return(tmp_path: Path, field: str, returned: str, said: str) -> None:
+    signature, call = CALLS[field]
+    kernel = load_kernel(str(kernel_with(tmp_path / "toy", field, signature, f"return {returned}")))
+    with pytest.raises(KernelError) as caught:
+        call(kernel)
+    where, _, told = str(caught.value).partition(", in mine: ")
+    assert said in told
+    path, _, line = where.rpartition(":")
+    assert Path(path).read_text().splitlines()[int(line) - 1] == f"def mine({signature}):"
+
+
+@pytest.mark.parametrize("field", CALLS)
+@pytest.mark.parametrize("error", ["1 // 0", "exit(0)"])
+def test_what_a_function_raises(tmp_path: Path, field: str, error: str) -> None:
+    signature, call = CALLS[field]
+    kernel = load_kernel(str(kernel_with(tmp_path / "toy", field, signature, f"return {error}")))
+    with pytest.raises(KernelError) as caught:
+        call(kernel)
+    first, *frames = str(caught.value).splitlines()
+    assert ", in mine: " in first
+    assert first.endswith((" raises ZeroDivisionError: integer division or modulo by zero", " raises SystemExit: 0"))
+    assert [line for line in frames if " line " in line] == [line for line in frames if str(kernel.folder) in line]
+    assert any(f"return {error}" in line for line in frames)
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ("raise SystemExit", "in <module>: fails on import: SystemExit"),
+        ("KERNEL = (", "kernel.py: fails on import: SyntaxError"),
+        ("KERNEL = 3", "must define KERNEL"),
+    ],
+)
+def test_what_a_statement_raises_on_import(tmp_path: Path, added: str, said: str) -> None:
+    folder = write_kernel(tmp_path / "toy")
+    with (folder / "kernel.py").open("a") as file:
+        file.write(f"\n{added}\n")
+    with pytest.raises(KernelError, match=said):
+        load_kernel(str(folder))
+
+
+def test_a_mistake_that_a_worker_process_meets_stops_the_search_with_its_sentence(tmp_path: Path) -> None:
+    folder = kernel_with(tmp_path / "toy", "reference", "inputs, workload", "return {'y': inputs['z']}")
+    with pytest.raises(KernelError, match="in mine: `reference` raises KeyError: 'z'"):
+        evo.search(folder, target="cpu", evaluations=2, db=tmp_path / "l.db", builders=1, progress=False)
