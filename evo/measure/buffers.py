@@ -16,8 +16,11 @@ import torch
 from evo.errors import LaunchError
 from evo.problem.kernel import Kernel, Tensors
 
-_GUARD_BYTES = 16 << 10
+GUARD_BYTES = 16 << 10
 """On either side of every tensor: as much as a block of 1024 threads reads in vectors of 16 bytes."""
+
+WIDE_GUARD_BYTES = 1 << 20
+"""Where memory is written and looked at so fast that it costs nothing, or seldom: a whole tile of rows beside a tensor."""
 
 _ALIGNMENT = 512
 """Bytes, as of PyTorch's allocator on a GPU."""
@@ -71,6 +74,7 @@ class Layout:
         offset: int | tuple[int, ...] = 0,
         *,
         kind: str = "output",
+        guard_bytes: int = GUARD_BYTES,
     ) -> None:
         """kind: what messages call the outputs."""
         spans, at, self._kind = list[_Span](), 0, kind
@@ -79,13 +83,13 @@ class Layout:
             for name, t in tensors.items():
                 if t is None:
                     continue
-                start = -(-(at + _GUARD_BYTES) // _ALIGNMENT) * _ALIGNMENT
+                start = -(-(at + guard_bytes) // _ALIGNMENT) * _ALIGNMENT
                 start += offsets[min(len(spans), len(offsets) - 1)] * t.element_size()
                 at = start + extent(t) * t.element_size()
                 like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
                 spans.append(_Span(name=name, is_output=is_output, start=start, end=at, like=like))
         self.spans = tuple(spans)
-        self.size = -(-(at + _GUARD_BYTES) // _ALIGNMENT) * _ALIGNMENT
+        self.size = -(-(at + guard_bytes) // _ALIGNMENT) * _ALIGNMENT
         self.absent = tuple(n for n, t in inputs.items() if t is None)
         ends = [(0, 0), *((s.start, s.end) for s in spans if s.is_output), (self.size, self.size)]
         self.fixed = tuple((end, start) for (_, end), (start, _) in pairwise(ends))

@@ -25,6 +25,8 @@ _TENSORS = 4
 """As many have an offset of their own; others share theirs."""
 _MIXED = 0.25
 """The share of cases with problems of two distributions side by side."""
+_FACTOR = 4
+"""Numbers among the options are up to so many times as large, or as small, as those of a kernel's cases."""
 _MOST_BYTES, _MOST_FLOPS = 1 << 24, 1 << 28
 """Of one case, so that a float64 reference on a CPU takes milliseconds."""
 _AND = "+"
@@ -40,8 +42,10 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, num
         case = _like_one(rng, known, fixed)
         dims = dict(case.workload.dims)
         for d in free:
-            if rng.random() < 0.8:
+            if (turn := rng.random()) < 0.6:
                 dims[d.name] = max(d.low, int(math.exp(rng.uniform(0, math.log(highest[d.name] + 1)))))
+            elif turn < 0.8:
+                dims[d.name] = workload.dim(d.name)
         case = _named(replace(case, workload=_with(case.workload, dims)))
         cost = None if kernel.validate(case.workload) else kernel.cost(case.workload)
         if cost is not None and cost.bytes <= _MOST_BYTES and cost.flops <= _MOST_FLOPS:
@@ -63,16 +67,16 @@ def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -
 
 
 def _like_one(rng: random.Random, known: Sequence[Case], fixed: Collection[str]) -> Case:
-    """A case whose options are those of one of a kernel's cases, numbers among them anything around those; whose
-    distributions are those of others; whose tensors are aligned each on its own."""
-    workload, data = rng.choice(known).workload, rng.choice(known).data
-    if rng.random() < _MIXED:
-        data += _AND + rng.choice(known).data
+    """A case whose options and distributions are those of several of a kernel's cases, each drawn on its own, and numbers
+    anything around those; whose tensors are aligned each on its own."""
+    workload, kinds = rng.choice(known).workload, list(dict.fromkeys(case.data for case in known))
+    data = _AND.join(rng.choice(kinds) for _ in range(2 if rng.random() < _MIXED else 1))
     options = dict(workload.options)
-    for name, value in options.items():
-        if name not in fixed and isinstance(value, float) and value > 0 and rng.random() < 0.5:
-            positive = [v for c in known if isinstance(v := c.workload.option(name), float) and v > 0]
-            options[name] = float(f"{math.exp(rng.uniform(math.log(min(positive) / 2), math.log(max(positive) * 2))):.3g}")
+    for name in sorted(options.keys() - fixed) if rng.random() < 0.5 else ():
+        values = sorted({case.workload.option(name) for case in known})
+        options[name] = rng.choice(values)
+        if isinstance(value := options[name], float):
+            options[name] = float(f"{value * _FACTOR ** rng.uniform(-1, 1):.3g}")
     offset = tuple(rng.choice(_OFFSETS) for _ in range(_TENSORS)) if rng.random() < 0.5 else 0
     return Case("", replace(workload, options=tuple(options.items())), data, offset)
 

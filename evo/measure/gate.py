@@ -27,7 +27,19 @@ import torch
 
 from evo.errors import EvoError, KernelError, LaunchError
 from evo.evaluation import Check
-from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, Workspace, bits, same, sum_of
+from evo.measure.buffers import (
+    GUARD_BYTES,
+    HUGE,
+    NAN,
+    WIDE_GUARD_BYTES,
+    ZERO,
+    Layout,
+    Memory,
+    Workspace,
+    bits,
+    same,
+    sum_of,
+)
 from evo.measure.cases import draw_inputs, simpler
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
 from evo.problem.space import Point
@@ -98,6 +110,8 @@ class PreparedCase:
     case: Case
     seed: int
     trials: tuple[_Trial, ...]
+    threads: int = 0
+    """On a CPU, of calls; 0: as many as the process has."""
 
 
 class Gate:
@@ -131,7 +145,8 @@ class Gate:
             return made
 
         data = draw_inputs(self._kernel, case, generator)
-        layout = Layout(data, outputs, case.offset)
+        wide = device.type == "cuda" or repeated or not kept
+        layout = Layout(data, outputs, case.offset, guard_bytes=WIDE_GUARD_BYTES if wide else GUARD_BYTES)
         expected = expected_outputs(self._kernel, data, case.workload)
         here, plain = Memory(layout, device), image(data, expected, NAN)
         trials = [_Trial(memory=here, image=plain, inputs=data, expected=expected)]
@@ -152,7 +167,9 @@ class Gate:
                 replace(again, image=plain, scratch=None, where="once more"),
                 replace(again, memory=here, image=stale, where=over),
             ]
-        prepared = PreparedCase(case=case, seed=seed, trials=tuple(trials))
+        # What is drawn for one candidate may be called from fewer threads, as a model may.
+        threads = 1 + seed % torch.get_num_threads() if device.type == "cpu" and not kept else 0
+        prepared = PreparedCase(case=case, seed=seed, trials=tuple(trials), threads=threads)
         if kept:
             self._prepared[case, repeated] = prepared
             self._hold(prepared)
@@ -182,6 +199,16 @@ class Gate:
 
     def check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
+        if not prepared.threads:
+            return self._check(call, sequence, prepared)
+        before = torch.get_num_threads()
+        torch.set_num_threads(prepared.threads)
+        try:
+            return self._check(call, sequence, prepared)
+        finally:
+            torch.set_num_threads(before)
+
+    def _check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
         invocation = Invocation(self._kernel, call, sequence, self._session)
         first: dict[str, torch.Tensor] = {}
         for number, trial in enumerate(prepared.trials, 1):

@@ -495,8 +495,10 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         x = x * 0.01 + 1000
     elif data == "constant":
         x = normal(rows, 1).expand(rows, cols) * 3
-    elif data == "outlier":
+    elif data == "outlier":  # one, and a second in every other row
         x[spot()] = 300.0
+        row, column = spot()
+        x[row[1::2], column[1::2]] = -300.0
     elif data == "first_outlier":
         x[:, 0] = 1000.0
     elif data == "huge":  # as large as the squares of a whole row allow: their sum is a tenth of what float32 holds
@@ -516,10 +518,10 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         x = (x[:1] * 2 + torch.linspace(-3, 5, cols, device=device)).expand(rows, cols).gather(1, order)
     elif data == "ramp":  # sorted values: order matters to running sums
         x = torch.linspace(-3, 5, cols, device=device).expand(rows, cols) + normal(rows, 1)
-    elif data == "non_finite":  # a NaN row, an Inf row, then clean ones, in turn
+    elif data == "non_finite":  # a row with NaN, one with Inf, one with -Inf and a clean one, in turn
         row, column = spot()
-        x[row[row % 3 == 0], column[row % 3 == 0]] = float("nan")
-        x[row[row % 3 == 1], column[row % 3 == 1]] = float("inf")
+        for turn, value in enumerate((float("nan"), float("inf"), -float("inf"))):
+            x[row[turn::4], column[turn::4]] = value
     else:
         raise KernelError(f"no distribution is named {data!r}; a kernel with data of its own needs its own `inputs`")
     return x
@@ -527,7 +529,7 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
 
 def _inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Generator) -> Tensors:
     """Tensors of the most axes are of the distribution named, along their last axis; others are far from 1 and 0, so that
-    ignoring them shows."""
+    ignoring them shows, and with outliers some are large."""
     import torch
 
     made: dict[str, torch.Tensor | None] = {}
@@ -541,6 +543,7 @@ def _inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Gene
             else:
                 wide = torch.promote_types(dtype, torch.float32)
                 values = 1 + 0.5 * torch.randn(shape, dtype=wide, generator=generator, device=generator.device)
+                values[..., ::8] *= 32 if data == "outlier" else 1
             made[a.name] = values.to(dtype).contiguous()
     return made
 

@@ -44,8 +44,8 @@ _FIRST_VARIANTS = 32
 """That greedy choices begin with."""
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _BUILDERS_A_CORE = 16
-RANDOM_CASES = 64
-"""That a finalist is gated on."""
+RANDOM_CASES, WINNER_CASES = 64, 192
+"""That a finalist is gated on, and the winner then."""
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -491,17 +491,24 @@ def _race(task: TaskExecutor, finalists: list[Finalist]) -> tuple[Timing, ...]:
 def _confirm(
     task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int]
 ) -> tuple[Finalist | None, tuple[Timing, ...]]:
-    """Runs the fastest, of the preferred if there are any, once more, beside a second copy of itself and the baselines, on
-    other data in a fresh process, cold and hot. If it is refused there, the next one runs.
+    """Gates the fastest, of the preferred if there are any, on more random cases, and runs it once more, beside a second copy
+    of itself and the baselines, on other data in a fresh process, cold and hot. If it is refused there, the next one runs.
 
     Returns the winner, and all timings with these in place of those of the first race; of that one the winner's stays, as
     `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
     """
-    task = replace(task, seed=task.seed + 1)
+    gate, task = task, replace(task, seed=task.seed + 1)
+    more_cases = gate.random_cases(WINNER_CASES, batch=1)
     by_name = {f.name: f for f in finalists if f.passed}
     own = [t for t in timings if t.contender in by_name and t.ratio is not None]
     for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, _ratio(t))):
         name, finalist = first.contender, by_name[first.contender]
+        genome = finalist.candidate.proposal.genome
+        gated = gate.measure(genome, finalist.build, time=False, cases=more_cases).result()
+        if gated.status is not Status.OK:
+            checks = finalist.measurement.checks + tuple(c for c in gated.checks if not c.passed)
+            finalist.measurement = replace(finalist.measurement, status=gated.status, checks=checks, log=gated.log)
+            continue
         for _ in range(_CONFIRMATIONS):
             task.executor.renew_device()
             outcome = task.race([finalist.enter(name), finalist.enter(AA_CONTROL)], task.problem.ceilings, hot=True)

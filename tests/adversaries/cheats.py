@@ -13,11 +13,37 @@ _OUTSIDE = "it depends on memory outside its inputs"
 _TIMED = "in a timed call"
 
 
+_DRAWN = (
+    "wrong_without_bias_for_many_rows",
+    "wrong_without_weight_for_many_rows",
+    "wrong_with_weight_alone",
+    "wrong_between_two_sizes",
+    "wrong_beyond_the_small_sizes",
+    "wrong_where_x_and_y_are_not_alike",
+    "wrong_where_weight_is_not_aligned",
+    "wrong_at_8_bytes",
+    "wrong_where_many_rows_are_not_aligned",
+    "wrong_for_another_eps",
+    "wrong_for_a_large_eps_and_many_rows",
+    "loses_nan_of_many_rows",
+    "loses_inf_of_many_rows",
+    "loses_minus_inf",
+    "wrong_for_two_outliers",
+    "wrong_for_large_weights",
+    "wrong_for_large_results",
+    "wrong_for_huge_numbers_in_many_rows",
+    "wrong_for_tiny_numbers_in_many_rows",
+    "wrong_behind_a_constant_row",
+    "wrong_behind_a_row_with_nan",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cheat:
     """A way of being wrong that a template can get into by accident.
 
-    stage: where it must be refused: build, load, launch, gate, timed, neighbour. reason: part of the recorded reason.
+    stage: where it must be refused: build, load, launch, gate (a case of the kernel's own), drawn (a random one), timed,
+    neighbour. reason: part of the recorded reason.
     case: part of the case's name, if only one kind of case can show it. capability: the least compute capability, times
     ten, that has such a thing.
     """
@@ -88,6 +114,14 @@ CHEATS = (
     Cheat(name="changes_x_when_timed", stage="timed", reason="input x was changed"),
     Cheat(name="writes_far_when_timed", stage="timed", reason="output y was written"),
     Cheat(name="overlaps_itself", stage="load", reason="start before it has ended", targets=("cuda",), capability=90),
+    # Is wrong only where no case of the kernel's own looks: random ones of a finalist, at the latest, find it.
+    *(Cheat(name=name, stage="drawn", reason="") for name in _DRAWN),
+    Cheat(name="wrong_between_two_columns", stage="drawn", reason="", targets=("cpu",)),
+    Cheat(name="wrong_for_odd_columns_of_many_rows", stage="drawn", reason="", targets=("cpu",)),
+    Cheat(name="wrong_for_one_thread", stage="drawn", reason="", targets=("cpu",)),
+    Cheat(name="writes_beyond_the_guard", reason="memory outside output y was written"),
+    Cheat(name="reads_beyond_the_guard", reason=_OUTSIDE),
+    Cheat(name="reads_far_before", reason=_OUTSIDE),
     # Harms those after it.
     Cheat(name="takes_the_threads", stage="launch", reason="threads", targets=("cpu",)),
     Cheat(name="rounds_upward", stage="launch", reason="rounds", targets=("cpu",)),

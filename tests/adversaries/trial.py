@@ -11,8 +11,10 @@ from evo.evaluation import Evaluation, Status
 from evo.executors import Executor, ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.measure import Request
+from evo.measure.cases import random_cases
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
+from evo.search.run import RANDOM_CASES, WINNER_CASES
 
 from .cheats import Cheat
 
@@ -32,6 +34,8 @@ class Verdict:
     stage: str
     status: Status
     reason: str
+    smallest: str = ""
+    """The smallest case by which it was refused, where another was found than the first."""
 
     @property
     def as_expected(self) -> bool:
@@ -73,6 +77,7 @@ def try_all(
     the gate are timed. `folder`: the kernel's."""
     kernel = load_kernel(str(folder))
     near = kernel.neighbours(target, workload) if neighbours else ()
+    drawn = tuple(random_cases(kernel, target, workload, 1, RANDOM_CASES + WINNER_CASES))
 
     def request(cheat: Cheat, size: Workload) -> Request:
         genome = Genome.of({"cheat": cheat.name})
@@ -89,12 +94,16 @@ def try_all(
             if build.binary is None:
                 verdict = Verdict(cheat=cheat, stage="build", status=build.status, reason=build.log)
                 break
-            measured = executor.measure(
-                replace(request(cheat, size), build=build, time=timed and size == workload)
-            ).result(PATIENCE_S)
+            # In a search without the random cases, in the finals without the timing.
+            cases = drawn if size == workload and cheat.stage in ("", "drawn") else ()
+            asked = replace(request(cheat, size), build=build, time=timed and size == workload, cases=cases)
+            measured = executor.measure(asked).result(PATIENCE_S)
             if measured.status is not Status.OK:
                 stage = _stage(measured) if size == workload else "neighbour"
-                verdict = Verdict(cheat=cheat, stage=stage, status=measured.status, reason=measured.log)
+                failed = [c for c in measured.checks if not c.passed]
+                reason = f"{failed[0].case}: {failed[0].reason}" if failed else measured.log
+                smallest = failed[-1].case if len(failed) > 1 else ""
+                verdict = Verdict(cheat=cheat, stage=stage, status=measured.status, reason=reason, smallest=smallest)
                 break
         yield verdict
 
@@ -105,5 +114,6 @@ def _stage(measured: Evaluation) -> str:
     if measured.status is Status.IMPOSSIBLE:
         return "timed"
     if measured.status is Status.WRONG:
-        return "timed" if measured.checks[-1].case.startswith("timed") else "gate"
+        case = next(c.case for c in measured.checks if not c.passed)
+        return "timed" if case == "timed" else "drawn" if "data=" in case else "gate"
     return "launch"

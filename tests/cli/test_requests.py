@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from evo.problem.kernel import load_kernel
 from evo.search.run import check_workloads
 from evo.search.samplers import sampler_names
 from evo.targets import find_target
+from tests.ended import run_python
 from tests.lineage.samples import new_run
 from tests.toy_kernel import write_kernel
 
@@ -64,6 +67,9 @@ BAD = {
     "minus": (["search", "layernorm", "--budget", "-5"], "--budget '-5' is not a duration; write e.g. 60s"),
     "evaluations": (["search", "layernorm", "--evaluations", "0"], "a budget of 0 evaluations leaves nothing to do"),
     "builders": (["search", "layernorm", "--builders", "0"], "'--builders'"),
+    "too many builders": (["search", "layernorm", "--builders", "100000"], "would only wait for each other"),
+    "no end": (["search", "layernorm", "--budget", "9" * 400], "a budget of more than 1e+12 time has no end"),
+    "no end of evaluations": (["search", "layernorm", "--evaluations", "9" * 400], "1e+12 evaluations has no end"),
     "job": (["search", "missing.toml"], "job file missing.toml does not exist"),
     "check": (
         ["check", "layernrm"],
@@ -95,10 +101,27 @@ def test_a_bad_request_is_one_sentence_and_exit_code_2(here: Any, tmp_path: Path
     assert not (tmp_path / "runs" / "lineage.db").exists() or arguments[0] == "resume"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, more: tuple[str, ...]) -> None:
+    command = f"{sys.executable} -m evo doctor {' '.join(more)} > /dev/full"
+    ended = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "evo: what was to be written cannot be (No space left on device)\n")
+
+
+def test_a_job_file_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('# \u00fc\n[search]\nkernel = "l\u00e4yernorm"\n', encoding="utf-8")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ended = run_python(tmp_path, "-m", "evo", "search", "job.toml", **ascii_only)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert r"unknown kernel 'l\xe4yernorm'; did you mean layernorm" in ended.stderr
+
+
 JOB = '[search]\nkernel = "layernorm"\n'
 ONE_OF = '[[search]]\nkernel = "layernorm"\n'
 JOBS = {
     "not TOML": ("[search\n", "cannot be read"),
+    "nested": (f"search = {'[' * 5000}{']' * 5000}\n", "cannot be read"),
     "no table": ('kernel = "layernorm"\n', "needs a table [search]"),
     "no kernel": ("[search]\nseed = 1\n", "[[search]], each with at least: kernel"),
     "unknown key": (f"{JOB}sed = 1\n", "unknown key 'sed'; known: arch, budget"),
