@@ -491,8 +491,8 @@ def _race(task: TaskExecutor, finalists: list[Finalist]) -> tuple[Timing, ...]:
 def _confirm(
     task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int]
 ) -> tuple[Finalist | None, tuple[Timing, ...]]:
-    """Gates the fastest, of the preferred if there are any, on more random cases, and runs it once more, beside a second copy
-    of itself and the baselines, on other data in a fresh process, cold and hot. If it is refused there, the next one runs.
+    """Gates the fastest, of the preferred if there are any, on more random cases, and runs it once more, beside a second
+    copy of itself and the baselines, on other data in a fresh process, cold and hot. If it is refused, the next one runs.
 
     Returns the winner, and all timings with these in place of those of the first race; of that one the winner's stays, as
     `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.

@@ -40,7 +40,7 @@ class Verdict:
     @property
     def as_expected(self) -> bool:
         return (
-            self.stage == self.cheat.stage
+            self.stage in (("drawn", "gate") if self.cheat.stage == "drawn" else (self.cheat.stage,))
             and self.cheat.reason in self.reason
             and self.cheat.case in self.reason.split(":")[0]
         )
