@@ -73,6 +73,7 @@ def search(
     scheduler: str | None = None,
     cluster: str | Path | None = None,
     finalists: int | None = None,
+    sanitize_finals: bool = False,
     name: str | None = None,
     db: str | Path = DEFAULT_DB,
     progress: bool = True,

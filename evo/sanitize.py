@@ -103,9 +103,18 @@ def choose_tools(target: str, wanted: str) -> tuple[str, ...]:
     return tuple(_TOOLS[target]) if wanted == "all" else (wanted,)
 
 
-def find_compute_sanitizer(folders: Iterable[Path]) -> str:
-    """Its path, from PATH or the first of `folders` that has it. Raises DeviceError."""
+def memory_checker(target: str) -> str:
+    """The tool that finds accesses out of bounds. Raises DeviceError if there is none here."""
+    if target == "cuda":
+        find_compute_sanitizer()
+    return choose_tools(target, "all")[0]
+
+
+def find_compute_sanitizer() -> str:
+    """Its path, from PATH or a toolkit's folder. Raises DeviceError."""
     name = "compute-sanitizer"
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders = [Path(home) / "bin" for home in (*homes, "/usr/local/cuda")]
     found = shutil.which(name) or next((str(f / name) for f in folders if (f / name).is_file()), None)
     if found is None:
         raise DeviceError(
@@ -115,17 +124,15 @@ def find_compute_sanitizer(folders: Iterable[Path]) -> str:
     return found
 
 
-def sanitize(
-    request: Request, tools: Sequence[str], *, seed: int, limit_s: float, toolkits: Sequence[Path] = ()
-) -> Sanitized:
+def sanitize(request: Request, tools: Sequence[str], *, seed: int, limit_s: float) -> Sanitized:
     """Builds the candidate for each tool and runs it; findings are data.
 
-    toolkits: folders, in addition to PATH, in which to look for compute-sanitizer. limit_s: for each process.
+    limit_s: for each process.
     Raises DeviceError where a tool, the compiler or the GPU is missing, TemplateError or EvoError for a candidate
     that cannot be built.
     """
     kernel, target = load_kernel(request.kernel), find_target(request.target)
-    sanitizer = find_compute_sanitizer(toolkits) if request.target == "cuda" else ""
+    sanitizer = find_compute_sanitizer() if request.target == "cuda" else ""
     if reason := target.runs(request.arch):
         raise DeviceError(f"{reason}: sanitize it where it does")
     source = render(kernel, request.target, request.genome, request.workload, request.arch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -99,10 +100,13 @@ def test_a_candidate_that_kills_its_process_or_never_ends_is_reported_with_the_c
 
 def test_without_compute_sanitizer_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DeviceError, match=r"compute-sanitizer was not found .*install the CUDA toolkit"):
-        find_compute_sanitizer([tmp_path])
-    (tmp_path / "compute-sanitizer").write_text("")
-    assert find_compute_sanitizer([tmp_path]) == str(tmp_path / "compute-sanitizer")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    if not Path("/usr/local/cuda/bin/compute-sanitizer").exists():
+        with pytest.raises(DeviceError, match=r"compute-sanitizer was not found .*install the CUDA toolkit"):
+            find_compute_sanitizer()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "compute-sanitizer").write_text("")
+    assert find_compute_sanitizer() == str(tmp_path / "bin" / "compute-sanitizer")
 
 
 REPORTS = """========= COMPUTE-SANITIZER
@@ -190,3 +194,15 @@ def test_a_bad_request_is_one_sentence_and_exit_code_2(
     ended = run_here(capsys, "sanitize", honest, "--tool", "memcheck", "--db", db)
     assert (ended.code, ended.out) == (2, "")
     assert "unknown sanitizer for target cpu 'memcheck'; known: address, all" in ended.sentence
+
+
+def test_a_finalist_with_a_fault_that_the_gate_does_not_see_is_refused_where_that_is_asked_for(
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = partial(run_here, capsys)
+    search = ["search", toy, "--target", "cpu", "--evaluations", "1", "--finalists", "1", "--fix", "unroll=1"]
+    search += ["--fix", "mode=reads beyond", "--db", str(tmp_path / "lineage.db")]
+    assert here(*search).code == 0
+    assert here(*search, "--sanitize-finals", "--name", "sanitized").code == 1
+    shown = here("show", "sanitized", "--db", str(tmp_path / "lineage.db")).out
+    assert " was refused: wrong: under address: heap-buffer-overflow " in shown

@@ -4,7 +4,6 @@ What is looked at: all structural branches of a kernel, a recorded candidate com
 the best known one and the default in a race with the baselines.
 """
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -356,8 +355,6 @@ def sanitize(
     """Run a recorded candidate under sanitizers: accesses out of bounds, races, undefined behaviour, unset memory."""
     drawn = draw_seed(seed)
     records = []
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    toolkits = [Path(home) / "bin" for home in (*homes, "/usr/local/cuda")]
     with Store.open(db, write=False) as store:
         winners = find_winners(store, candidate, db)
     for recorded in winners:
@@ -369,7 +366,7 @@ def sanitize(
             genome=Genome.of(recorded.parameters),
             workload=workload_of(recorded),
         )
-        found = run_tools(request, tools, seed=drawn, limit_s=limit, toolkits=toolkits)
+        found = run_tools(request, tools, seed=drawn, limit_s=limit)
         record = {
             **_known(recorded, drawn),
             "clean": all(r.clean for r in found.reports),

@@ -200,6 +200,9 @@ def search(
     scheduler: Scheduler = None,
     cluster: Cluster = None,
     finalists: Annotated[int | None, typer.Option(help="Candidates that are timed again, paired.", min=1)] = None,
+    sanitize_finals: Annotated[
+        bool | None, typer.Option("--sanitize-finals", help="Run each finalist under the device's memory checker, here.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     log: Log = None,
     export: Annotated[Path | None, typer.Option(help="Export the winners to this folder as a module.")] = None,
@@ -398,6 +401,7 @@ def configure(job: Mapping[str, Any], db: str, elsewhere: Executor | None = None
         starts=starts,
         cover=bool(job.get("cover")),
         finalists=job.get("finalists"),
+        sanitize_finals=bool(job.get("sanitize_finals")),
         name=job.get("name"),
     )
 

@@ -6,6 +6,7 @@ kernel can be right in the gate and wrong where it is timed, at another size, be
 """
 
 import math
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -116,7 +117,8 @@ class TimedData:
     """What is timed on: `count` buffer sets with random inputs of their own, all between guards.
 
     Set 0 is the reference buffer: its outputs are known for two states of its inputs, `inputs[False]` and, while they are
-    exchanged, `inputs[True]`.
+    exchanged, `inputs[True]`. Another set, in each race one drawn anew, has the same inputs, so that its outputs are known,
+    too: a kernel may be wrong in all sets but the first.
     """
 
     def __init__(self, kernel: Kernel, workload: Workload, session: Session, count: int, seed: int) -> None:
@@ -139,6 +141,25 @@ class TimedData:
         output_bytes = sum(s.end - s.start for s in layout.spans if s.is_output)
         self.summed_sets = max(1, _SUMMED_BYTES[self.device.type] // max(1, output_bytes))
         self._sums = self.arena.fixed_sums()
+        self.twin = 0
+        """The other set that has the inputs of the reference buffer; 0 for none."""
+        self._twin_inputs: dict[str, torch.Tensor | None] = {}
+        """What it has otherwise."""
+        self._draws = random.Random(seed)
+
+    def draw_twin(self, sets: int) -> None:
+        """Among the first so many."""
+        self.restore_twin()
+        self.twin = self._draws.randrange(1, sets) if sets > 1 else 0
+        memory = self.arena.sets[self.twin]
+        if self.twin:
+            self._twin_inputs = {name: t if t is None else t.clone() for name, t in memory.inputs.items()}
+            memory.write(self.inputs[False])
+
+    def restore_twin(self) -> None:
+        if self.twin:
+            self.arena.sets[self.twin].write(self._twin_inputs)
+            self.twin = 0
 
     def findings(self, state: bool) -> list[tuple[Expected, torch.Tensor]]:
         """Of each output of the reference buffer, or of some rows of it."""
@@ -153,8 +174,9 @@ class TimedData:
         return replace(e, reference=reference, finite=finite, allowed=allowed)
 
     def exchange_inputs(self, state: bool) -> None:
-        """Writes one of the two states of the reference buffer's inputs."""
-        self.arena.sets[0].write(self.inputs[state])
+        """Writes one of the two states of the reference buffer's inputs, to its twin, too."""
+        for number in {0, self.twin}:
+            self.arena.sets[number].write(self.inputs[state])
 
     def changed(self) -> str:
         """Which inputs or guards of any set are not as they were, in words; empty if all are."""
@@ -185,6 +207,7 @@ class _Progress:
     sums: dict[bool | None, torch.Tensor] = field(default_factory=dict)
     """Of the reference buffer's outputs, by the state of its inputs; and of the sets behind it."""
     differs: list[torch.Tensor] = field(default_factory=list)
+    differs_in_twin: list[torch.Tensor] = field(default_factory=list)
     findings: list[tuple[Expected, torch.Tensor]] = field(default_factory=list)
 
 
@@ -193,9 +216,9 @@ class RaceCheck:
     of each pair.
 
     Before such a sample outputs and workspace are poisoned, with NaN or with a huge number, and every other time the inputs
-    of the reference buffer are exchanged. Afterwards the outputs must have, bit for bit, the same sums as the first time on
-    the same inputs, and those of the reference buffer must be right in float64. In the end the inputs and guards of all sets
-    must be as they were.
+    of the reference buffer and its twin are exchanged. Afterwards the outputs must have, bit for bit, the same sums as the
+    first time on the same inputs, and as the twin's; those of the reference buffer must be right in float64. In the end the
+    inputs and guards of all sets must be as they were.
     """
 
     def __init__(self, data: TimedData, checked: Mapping[str, tuple[int, Workspace | None]]) -> None:
@@ -204,6 +227,7 @@ class RaceCheck:
         self.data_changed = False
         """Inputs or guards are not as they were; of which contender's doing is not told."""
         self._progress = {name: _Progress(sets=sets, workspace=own) for name, (sets, own) in checked.items()}
+        data.draw_twin(min((sets for sets, _ in checked.values()), default=0))
 
     def before(self, name: str) -> None:
         """Before a sample of a contender."""
@@ -230,6 +254,9 @@ class RaceCheck:
         sums = data.arena.output_sums(0, min(p.sets, data.summed_sets))
         if exchanged not in p.sums:
             p.findings += data.findings(exchanged)
+        if data.twin:
+            p.differs_in_twin.append((data.arena.output_sums(data.twin, data.twin + 1) != sums[:1]).any())
+            sums[data.twin : data.twin + 1] = 0  # of changing inputs
         for whose, found in ((exchanged, sums[0]), (None, sums[1:])):
             p.differs.append((found != p.sums.setdefault(whose, found)).any())
         if exchanged:
@@ -238,6 +265,7 @@ class RaceCheck:
     def verdict(self, name: str) -> Check:
         """Whether a contender has done its work."""
         p = self._progress[name]
+        self._data.restore_twin()
         check = Check(case="timed", passed=True)
         if reason := self._data.changed():
             self.data_changed = True
@@ -252,6 +280,8 @@ class RaceCheck:
                 return replace(check, passed=False, reason=f"{e.name}: {reason} (in a timed call{later})")
         if torch.stack(p.differs).any():
             return replace(check, passed=False, reason="another result on the same data (in a timed call)")
+        if p.differs_in_twin and torch.stack(p.differs_in_twin).any():
+            return replace(check, passed=False, reason="another result on the same data in other memory (in a timed call)")
         return check
 
 

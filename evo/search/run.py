@@ -30,6 +30,7 @@ from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
+from evo.sanitize import memory_checker, sanitize
 from evo.search.loop import WITHIN, Budget, Observer, Search, StopReason, default_max_in_flight
 from evo.search.tasks import TaskExecutor, tasks_of
 from evo.targets import answers, find_target
@@ -44,6 +45,7 @@ _FIRST_VARIANTS = 32
 """That greedy choices begin with."""
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _BUILDERS_A_CORE = 16
+_SANITIZING_S = 180.0
 RANDOM_CASES, WINNER_CASES = 64, 192
 """That a finalist is gated on, and the winner then."""
 _CONFIRMATIONS = 2
@@ -129,14 +131,18 @@ def plan_run(
     starts: Sequence[tuple[str, Mapping[str, Value]]] = (),
     cover: bool = False,
     finalists: int | None = None,
+    sanitize_finals: bool = False,
     name: str | None = None,
 ) -> RunSpec:
     """The record from which `execute` can start, and start again. kernel: name, or path of its folder. builders: of the
     executor, if not as many as the target leaves cores for beside so many devices. starts: points to try first, each behind
-    where it comes from. cover: few variants are to serve all workloads. finalists: of each workload.
+    where it comes from. cover: few variants are to serve all workloads. finalists: of each workload. sanitize_finals: each
+    is run under the device's memory checker; raises DeviceError where there is none.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
     """
+    if sanitize_finals:
+        memory_checker(target)
     return RunSpec(
         kernel=kernel,
         kernel_digest=load_kernel(kernel).digest,
@@ -154,6 +160,7 @@ def plan_run(
             "gate_seed": int.from_bytes(os.urandom(4)),
             "finalists": finalists or _FINALISTS,
             **({"cover": True} if cover else {}),
+            **({"sanitize_finals": True} if sanitize_finals else {}),
         },
         budget=asdict(budget),
         name=name,
@@ -463,6 +470,12 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
         )
         if found.status is not Status.OK:
             return replace(total, log=f"for {task.workload}: {found.log}")
+    task, _ = builds[0]
+    if task.sanitized:
+        tool = memory_checker(task.target)
+        (report,) = sanitize(task.request(genome), (tool,), seed=task.seed, limit_s=_SANITIZING_S).reports
+        if said := (*report.messages, *report.wrong):
+            return replace(total, status=Status.WRONG, log=f"under {tool}: {said[0]}")
     return total
 
 

@@ -24,6 +24,8 @@ class TaskExecutor(TaskData):
 
     executor: Executor
     arch: str
+    sanitized: bool = False
+    """Whether finalists are run under the device's memory checker."""
     race_s: float = math.inf
     """What a race takes at most."""
 
@@ -92,6 +94,7 @@ def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecut
             arch=spec.arch,
             workload=workload,
             seed=seed,
+            sanitized=bool(spec.options.get("sanitize_finals")),
         )
         for workload in spec.workloads
     ]
