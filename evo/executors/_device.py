@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.errors import DeviceError, EngineError
+from evo.errors import DeviceError, EngineError, KernelError
 from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._processes import adopt_orphans, confine, end_with_command, limit_data, reap_child
@@ -210,10 +210,11 @@ class Device:
             hint = _HINT if loss.status is Status.TIMEOUT and not self._host_code else ""
             log = f"the device process {loss}{hint}"
             return self._lost(job, worker, failure(job.request, loss.status, log, worker.found))
-        except EngineError as error:
-            if not _JUDGED & worker.spent_s.keys():
+        except (EngineError, KernelError) as error:
+            stated_wrong = isinstance(error, KernelError) and worker.last_stage == "ready" and job.attempts > 0
+            if stated_wrong or not _JUDGED & worker.spent_s.keys():
                 raise
-            # Where a candidate ran, nothing can be said to be evo's own fault.
+            # Where a candidate ran, nothing can be said to be evo's own fault, or that of the kernel's author.
             log = f"in its process {str(error).partition(chr(10))[0]}"
             return self._lost(job, worker, failure(job.request, Status.CRASH, log, worker.found))
         job.failed = False

@@ -109,6 +109,8 @@ class Worker:
         """When the process will be given up, if there is no answer."""
         self.spent_s: dict[str, float] = {}
         """By stage, what the last task took until its answer or its process's end."""
+        self.last_stage = ""
+        """In which it ended."""
         self.found: Any = None
         """What that task had found when its last stage began."""
         self._started = False
@@ -203,6 +205,7 @@ class Worker:
 
     def _leave(self) -> None:
         if self.stage:
+            self.last_stage = self.stage
             self.spent_s[self.stage] = self.spent_s.get(self.stage, 0.0) + time.monotonic() - self.since_s
         self.stage, self.ends_at_s = "", math.inf
 

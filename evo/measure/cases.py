@@ -46,6 +46,8 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, num
                 dims[d.name] = max(d.low, int(math.exp(rng.uniform(0, math.log(highest[d.name] + 1)))))
             elif turn < 0.8:
                 dims[d.name] = workload.dim(d.name)
+        if not all(dims.values()):  # of nothing, no distribution but the plainest can be drawn
+            case = replace(case, data=kernel.data[0])
         case = _named(replace(case, workload=_with(case.workload, dims)))
         cost = None if kernel.validate(case.workload) else kernel.cost(case.workload)
         if cost is not None and cost.bytes <= _MOST_BYTES and cost.flops <= _MOST_FLOPS:

@@ -8,14 +8,15 @@ kernel can be right in the gate and wrong where it is timed, at another size, be
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from math import prod
 
 import torch
 
-from evo.errors import LaunchError, UsageError
+from evo.errors import KernelError, LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes, has_room
@@ -31,7 +32,7 @@ from evo.measure.gate import (
     stated_outputs,
 )
 from evo.problem.genome import Genome
-from evo.problem.kernel import Baseline, Cost, Kernel, LaunchSequence, Tensors, Workload
+from evo.problem.kernel import Baseline, Case, Cost, Kernel, LaunchSequence, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, findings, verdict
 from evo.targets import Loaded, Replay, Session, classify, find_target
 
@@ -313,7 +314,7 @@ class TimingHarness:
         """Of the reference, by protocol and number of sets."""
         self.ready: set[str] = set()
         """See `lacks`."""
-        self._share, self._drawn = _Share(), 0
+        self._share, self._draws = _Share(), 0
         self._case: PreparedCase | None = None
         self._timed_data_changed = False
         self._in_vain = 0
@@ -527,8 +528,7 @@ class TimingHarness:
         """Raises LaunchError."""
         started = time.perf_counter()
         own = self.kernel.cases(request.target, request.workload)
-        drawn = (self.gate.prepare(case, kept=False) for case in request.cases)
-        checks = self.gate.run(loaded, request.genome.parameters, own, drawn)
+        checks = self.gate.run(loaded, request.genome.parameters, own, self._drawn(request.cases))
         found = replace(found, checks=checks, gate_seconds=time.perf_counter() - started)
         return found if checks[-1].passed else _refused(found, Status.WRONG)
 
@@ -540,13 +540,19 @@ class TimingHarness:
 
     def draw_case(self) -> None:
         """Takes another random case of the size that is timed, as long as there is memory."""
-        started, self._drawn = time.perf_counter(), self._drawn + 1
+        started, self._draws = time.perf_counter(), self._draws + 1
         self._case = None
         if has_room(self._session.device, _CASE_SETS * self._set_bytes + self._reference_bytes):
-            case = random_case_of(self.kernel, self._target, self._workload, self._seed + self._drawn)
-            self._case = self.gate.prepare(case, kept=False)
+            case = random_case_of(self.kernel, self._target, self._workload, self._seed + self._draws)
+            self._case = next(self._drawn((case,)), None)
             self._session.synchronize()
-        self._share.spend("draw", time.perf_counter() - started, counts=self._drawn > 1)
+        self._share.spend("draw", time.perf_counter() - started, counts=self._draws > 1)
+
+    def _drawn(self, cases: Iterable[Case]) -> Iterator[PreparedCase]:
+        """But for those that a function of the kernel fails at, though its statement allows them."""
+        for case in cases:
+            with suppress(KernelError):
+                yield self.gate.prepare(case, kept=False)
 
     def _gate_at_size(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""

@@ -70,7 +70,9 @@ def test_an_honest_candidate_is_gated_and_timed(executor: Executor, kernel: Path
     assert build.status is Status.OK, build.log
     measured = executor.measure(measure_request(kernel, build, "honest")).result(PATIENCE_S)
     assert measured.status is Status.OK, measured.log
-    assert [c.case for c in measured.checks] == ["normal 5", "normal 64", "normal 1001", "timed"]
+    *own, drawn, timed = (c.case for c in measured.checks)
+    assert (own, timed) == (["normal 5", "normal 64", "normal 1001"], "timed")
+    assert drawn.startswith("n=4096,dtype=float32,data=normal")
     assert {t.contender for t in measured.timings} == {"candidate", "torch"}
     assert all(t.median_us > 0 for t in measured.timings)
     gated = executor.measure(measure_request(kernel, build, "honest", timed=False)).result(PATIENCE_S)
@@ -81,7 +83,7 @@ def test_an_honest_candidate_is_gated_and_timed(executor: Executor, kernel: Path
 @pytest.mark.parametrize(
     ("mode", "status", "log"),
     [
-        ("wrong", Status.WRONG, "normal 5: y: 5 of 5 elements are outside the tolerance"),
+        ("wrong", Status.WRONG, "n=1,dtype=float32,data=normal: y: 1 of 1 elements are outside the tolerance"),
         ("no_entry", Status.LOAD_ERROR, "'twice'"),
         ("abort", Status.TRAP, "died (SIGABRT) (and again, alone in a fresh process)"),
     ],
