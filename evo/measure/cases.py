@@ -27,7 +27,7 @@ _MIXED = 0.25
 """The share of cases with problems of two distributions side by side."""
 _FACTOR = 4
 """Numbers among the options are up to so many times as large, or as small, as those of a kernel's cases."""
-_MOST_BYTES, _MOST_FLOPS = 1 << 24, 1 << 28
+_MOST_BYTES, _MOST_FLOPS = 1 << 22, 1 << 27
 """Of one case, so that a float64 reference on a CPU takes milliseconds."""
 _AND = "+"
 

@@ -23,6 +23,7 @@ def main(package: Package, frontend: Any) -> int:
     building = commands.add_parser("build", help="build the native launcher for this machine's PyTorch")
     checking = commands.add_parser("check", help="compare every variant with PyTorch and float64")
     checking.add_argument("--seed", type=int, default=None, help="of the inputs (default: another each time)")
+    checking.add_argument("--cases", type=int, default=0, help="so many random ones, too")
     checking.add_argument("-v", "--verbose", action="store_true", help="one line a case")
     timing = commands.add_parser("bench", help="time every variant beside PyTorch")
     timing.add_argument("--rounds", type=int, default=30, help="pairs of samples (default: 30)")
@@ -144,7 +145,7 @@ def _check(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, A
         if v["unavailable"]:
             print(f"{name}  not checked: {v['unavailable']}")
             continue
-        found = list(verdicts(frontend, v["variant"], seed))
+        found = list(verdicts(frontend, v["variant"], seed, max(0, options.cases)))
         v["right"] = not any(c.reason for c in found) and any(c.on_variant for c in found)
         v["seed"] = seed
         # JSON knows no infinity.

@@ -4,11 +4,13 @@ PyTorch? A race tells, at a problem that nobody measured.
 """
 
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -16,7 +18,7 @@ import torch
 from . import tolerance as tolerance_rule
 from .cpu import Library
 from .cuda import CudaCall, Function, beside_captures
-from .package import Package, Unavailable
+from .package import Package, Unavailable, Variant
 from .timing import watch
 
 Call = Library | CudaCall
@@ -35,6 +37,22 @@ _LEAD = 1.5
 """The GPU waits for so many times what the CPU takes to enqueue all rounds."""
 _LONGEST_LEAD_S, _CYCLES_A_SECOND = 0.02, 2.5e9
 """What it waits at most; cycles of the fastest GPUs."""
+
+_OTHER_SIZE = 0.7
+"""The share of a random case's sizes that are not those tuned for."""
+_SHIFTS = (0, 0, 1, 2, 4)
+_NON_FINITE = ("NaN", "Inf", "-Inf")
+_ROWS: dict[str, Callable[[torch.Tensor], object]] = {
+    "normal": lambda x: x,
+    "large": lambda x: x.mul_(12),
+    "tiny": lambda x: x.mul_(1e-4),
+    "constant": lambda x: x.copy_(x[..., :1].clone().expand_as(x)),
+    "outlier": lambda x: x[..., 0].fill_(300),
+    "NaN": lambda x: x[..., -1].fill_(math.nan),
+    "Inf": lambda x: x[..., -1].fill_(math.inf),
+    "-Inf": lambda x: x[..., -1].fill_(-math.inf),
+}
+"""What is made of rows, by how they are called."""
 
 _Found = TypeVar("_Found")
 
@@ -182,29 +200,66 @@ class Verdict:
         return self.path.startswith("variant")
 
 
-def verdicts(frontend: Any, index: int, seed: int) -> Iterator[Verdict]:
-    """Of the frontend's cases for one variant, with no other one allowed to step in."""
+def verdicts(frontend: Any, index: int, seed: int, random_cases: int = 0) -> Iterator[Verdict]:
+    """Of the frontend's cases for one variant, and of so many random ones, with no other one allowed to step in."""
     dispatch, variant = frontend.DISPATCH, frontend.DISPATCH.package.variants[index]
     place = torch.device(variant.target, 0)
     with dispatch.only(index), torch.no_grad():
-        for name, args in frontend.cases(dict(variant.sizes), getattr(torch, variant.dtype), place, seed):
+        own_cases = frontend.cases(dict(variant.sizes), getattr(torch, variant.dtype), place, seed)
+        for name, args in chain(own_cases, _random_cases(frontend, variant, place, seed, random_cases)):
             own = frontend.SUBJECT(*args)
             yield Verdict(name, frontend.explain(*args), *_judged(frontend, own, args, dispatch.package))
+
+
+def _random_cases(
+    frontend: Any, variant: Variant, place: torch.device, seed: int, number: int
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Calls of random sizes, up to those that the variant was tuned for. Every other row of the first tensor is of another
+    kind, and it starts anywhere."""
+    rng = random.Random(seed)
+    for turn in range(seed, seed + number):
+        sizes = dict(variant.sizes)
+        for name in (d["name"] for d in variant.package.dimensions if d["name"] not in variant.fixed):
+            if sizes[name] > 1 and rng.random() < _OTHER_SIZE:
+                sizes[name] = int(math.exp(rng.uniform(0.0, math.log(sizes[name] + 1))))
+        if sizes.get("heads", 0) % sizes.get("kv_heads", 1):
+            sizes["heads"] = sizes["kv_heads"]
+        first, *rest = frontend.timed(sizes, getattr(torch, variant.dtype), place, turn)
+        kind, shift = rng.choice([k for k in _ROWS if first.ndim == 2 or k not in _NON_FINITE]), rng.choice(_SHIFTS)
+        moved = first.new_empty(first.numel() + shift)[shift:].view(first.shape).copy_(first)
+        _ROWS[kind](moved[..., rng.randrange(2) :: 2, :])
+        where = " ".join(f"{name}={size}" for name, size in sizes.items())
+        yield f"{kind} rows, {shift} elements off, {where}", (moved, *rest)
 
 
 def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) -> tuple[float, float, str]:
     """(largest error, PyTorch's largest error, why results are refused), of a tensor or of all of a tuple."""
     original, exact = getattr(frontend, "comparable", frontend.ORIGINAL)(*args), frontend.exact(*args)
-    results = zip(*(t if isinstance(t, tuple) else (t,) for t in (own, original, exact)), strict=True)
-    found = [compare(o, t, e, package) for o, t, e in results if e is not None]
+    moved = frontend.exact(*map(_moved, args)) if args[0].element_size() > 2 else exact
+    results = zip(*(t if isinstance(t, tuple) else (t,) for t in (own, original, exact, moved)), strict=True)
+    found = [compare(o, t, e, package, _distance(e, m)) for o, t, e, m in results if e is not None]
     errors, of_torch, reasons = zip(*found, strict=True)
     return max(errors), max(of_torch), next(filter(None, reasons), "")
 
 
+def _moved(arg: Any) -> Any:
+    """A tensor whose elements are eight roundings larger or smaller: what such roundings on the way may do to a result."""
+    if not isinstance(arg, torch.Tensor) or arg.dtype not in (torch.float32, torch.float64):
+        return arg
+    generator = torch.Generator(arg.device).manual_seed(0)  # a user's own stays as it is
+    up = torch.randint(2, arg.shape, generator=generator, device=arg.device)
+    return arg * (1 + 4 * torch.finfo(arg.dtype).eps * (2 * up - 1))
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    difference = (one - other).abs()
+    return float(torch.where(difference.isfinite(), difference, 0.0).max()) if difference.numel() else 0.0
+
+
 def compare(
-    own: torch.Tensor, original: torch.Tensor, exact: torch.Tensor, package: Package
+    own: torch.Tensor, original: torch.Tensor, exact: torch.Tensor, package: Package, rounding: float = 0.0
 ) -> tuple[float, float, str]:
-    """(largest error, PyTorch's largest error, why `own` is refused)."""
+    """(largest error, PyTorch's largest error, why `own` is refused). rounding: see `tolerance.expected`."""
     # The stride of a dimension of one element says nothing, and PyTorch's differs from size to size.
     forms = [
         (t.shape, t.dtype, t.device, [t.stride(i) for i, n in enumerate(t.shape) if n > 1])
@@ -214,6 +269,6 @@ def compare(
         return 0.0, 0.0, f"{own.dtype} {tuple(own.shape)} is not the form of PyTorch's result"
     tolerance = package.kernel["tolerance"][str(own.dtype).removeprefix("torch.")]
     numbers = (tolerance["atol"], tolerance["rtol"], tolerance["torch_factor"])
-    wanted = tolerance_rule.expected("result", exact, original, own.dtype, numbers)
+    wanted = tolerance_rule.expected("result", exact, original, own.dtype, numbers, rounding)
     error, reason = tolerance_rule.compare(own, wanted)
     return math.inf if error is None else error, wanted.torch_error, reason

@@ -104,7 +104,7 @@ CHEATS = (
     Cheat(name="unwritten_last_row_when_timed", stage="drawn", reason=_UNWRITTEN),
     Cheat(name="caches_by_pointer_when_timed", stage="timed", reason=f"{_TIMED}, after its inputs had changed"),
     Cheat(name="wrong_now_and_then_when_timed", stage="timed", reason=_TIMED),
-    Cheat(name="right_for_the_first_set", stage="timed", reason="in other memory (in a timed call)", targets=("cpu",)),
+    Cheat(name="right_for_the_first_set", stage="timed", reason=_TIMED, targets=("cpu",)),
     Cheat(
         name="reads_early_when_timed",
         stage="timed",
