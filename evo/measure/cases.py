@@ -27,7 +27,7 @@ _MIXED = 0.25
 """The share of cases with problems of two distributions side by side."""
 _FACTOR = 4
 """Numbers among the options are up to so many times as large, or as small, as those of a kernel's cases."""
-_MOST_BYTES, _MOST_FLOPS = 1 << 22, 1 << 27
+MOST_BYTES, _MOST_FLOPS = 1 << 22, 1 << 27
 """Of one case, so that a float64 reference on a CPU takes milliseconds."""
 _AND = "+"
 
@@ -50,7 +50,7 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, num
             case = replace(case, data=kernel.data[0])
         case = _named(replace(case, workload=_with(case.workload, dims)))
         cost = None if kernel.validate(case.workload) else kernel.cost(case.workload)
-        if cost is not None and cost.bytes <= _MOST_BYTES and cost.flops <= _MOST_FLOPS:
+        if cost is not None and cost.bytes <= MOST_BYTES and cost.flops <= _MOST_FLOPS:
             found.append(case)
             if len(found) == number:
                 break

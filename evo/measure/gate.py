@@ -17,6 +17,7 @@ A verdict follows from the kernel, the genome and the seed: the same launches on
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import chain, cycle
@@ -40,7 +41,7 @@ from evo.measure.buffers import (
     same,
     sum_of,
 )
-from evo.measure.cases import draw_inputs, simpler
+from evo.measure.cases import MOST_BYTES, draw_inputs, simpler
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
 from evo.problem.space import Point
 from evo.problem.stated import call_stated, mistake, wrong_outputs
@@ -119,7 +120,7 @@ class Gate:
 
     def __init__(self, kernel: Kernel, target: str, session: Session, seed: int) -> None:
         self._kernel, self._target, self._session, self._seed = kernel, target, session, seed
-        self._hazards = session.hazards
+        self._hazards, self._cpu_threads = session.hazards, torch.get_num_threads()
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
         self._held: list[torch.Tensor] = []
         self._sum = 0
@@ -130,8 +131,17 @@ class Gate:
     def prepare(self, case: Case, *, repeated: bool = False, kept: bool = True) -> PreparedCase:
         """`repeated`: with the further launches of a kernel's first case. `kept`: for other candidates. Raises KernelError
         if PyTorch's own result of the first case is wrong."""
-        if kept and (case, repeated) in self._prepared:
+        if kept:
+            if (case, repeated) not in self._prepared:
+                self._prepared[case, repeated] = self._make(case, repeated=repeated, kept=True)
+                self._hold(self._prepared[case, repeated])
             return self._prepared[case, repeated]
+        # Of so little, threads that wait for each other and for a core take longer than one.
+        few = self._session.device.type == "cpu" and self._kernel.cost(case.workload).bytes <= MOST_BYTES
+        with _threads(1 if few else 0):
+            return self._make(case, repeated=repeated, kept=False)
+
+    def _make(self, case: Case, *, repeated: bool, kept: bool) -> PreparedCase:
         seed = case_seed(self._seed, case)
         device = self._session.device
         generator = torch.Generator(device=device).manual_seed(seed)
@@ -168,12 +178,8 @@ class Gate:
                 replace(again, memory=here, image=stale, where=over),
             ]
         # What is drawn for one candidate may be called from fewer threads, as a model may.
-        threads = 1 + seed % torch.get_num_threads() if device.type == "cpu" and not kept else 0
-        prepared = PreparedCase(case=case, seed=seed, trials=tuple(trials), threads=threads)
-        if kept:
-            self._prepared[case, repeated] = prepared
-            self._hold(prepared)
-        return prepared
+        threads = 1 + seed % self._cpu_threads if device.type == "cpu" and not kept else 0
+        return PreparedCase(case=case, seed=seed, trials=tuple(trials), threads=threads)
 
     def warm_up(self, workload: Workload) -> None:
         """Prepares every case, and runs it: with what is right, and the first also with what is wrong.
@@ -199,14 +205,8 @@ class Gate:
 
     def check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
-        if not prepared.threads:
+        with _threads(prepared.threads):
             return self._check(call, sequence, prepared)
-        before = torch.get_num_threads()
-        torch.set_num_threads(prepared.threads)
-        try:
-            return self._check(call, sequence, prepared)
-        finally:
-            torch.set_num_threads(before)
 
     def _check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
         invocation = Invocation(self._kernel, call, sequence, self._session)
@@ -393,6 +393,19 @@ def reads_early(
             what = f"what launch {number} of a call writes" if number else "an input"
             return f"read {what} before the kernel that writes it had ended"
     return ""
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Calls of a CPU's use so many threads; 0: as many as before."""
+    before = torch.get_num_threads()
+    if number:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        if number:
+            torch.set_num_threads(before)
 
 
 def _write_reference(trials: Iterator[_Trial], values: Sequence[object], launch: Launch) -> None:
