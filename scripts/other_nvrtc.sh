@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles every structural branch of the CUDA templates with another NVRTC than the environment's: what one release
-# compiles, another may refuse, and users have the one that their PyTorch pins.
+# Compiles every structural branch of the CUDA templates, for their first workload, with another NVRTC than the environment's:
+# what one release compiles, another may refuse, and users have the one that their PyTorch pins.
 #
 #     bash scripts/other_nvrtc.sh 13.0 [KERNEL...]      any release of CUDA 13, for sm_89; no GPU is needed
 set -euo pipefail
@@ -30,7 +30,8 @@ case $found in "nvrtc $release."*) ;; *)
 esac
 echo "$found"
 for kernel; do
-    "$own/venv/bin/python" -m evo check "$kernel" --target cuda --arch sm_89 --db "$own/lineage.db" >"$own/log" || {
+    workload=$("$own/venv/bin/python" -c "from evo.problem.kernel import load_kernel as l; print(l('$kernel').example('cuda').key)")
+    "$own/venv/bin/python" -m evo check "$kernel" --target cuda --arch sm_89 --workload "$workload" --db "$own/lineage.db" >"$own/log" || {
         cat "$own/log" >&2
         exit 1
     }

@@ -102,6 +102,8 @@ class _Trial:
     """What the workspace is filled with before; None: as the launch before it left it."""
     where: str = ""
     """What is different from the first launch."""
+    threads: int = 0
+    """On a CPU, of the call; 0: as many as the process has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +113,8 @@ class PreparedCase:
     case: Case
     seed: int
     trials: tuple[_Trial, ...]
-    threads: int = 0
-    """On a CPU, of calls; 0: as many as the process has."""
+    alone: bool = False
+    """It is made and judged by one thread: of so little, several that wait for each other and for a core take longer."""
 
 
 class Gate:
@@ -120,7 +122,7 @@ class Gate:
 
     def __init__(self, kernel: Kernel, target: str, session: Session, seed: int) -> None:
         self._kernel, self._target, self._session, self._seed = kernel, target, session, seed
-        self._hazards, self._cpu_threads = session.hazards, torch.get_num_threads()
+        self._hazards = session.hazards
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
         self._held: list[torch.Tensor] = []
         self._sum = 0
@@ -136,10 +138,13 @@ class Gate:
                 self._prepared[case, repeated] = self._make(case, repeated=repeated, kept=True)
                 self._hold(self._prepared[case, repeated])
             return self._prepared[case, repeated]
-        # Of so little, threads that wait for each other and for a core take longer than one.
-        few = self._session.device.type == "cpu" and self._kernel.cost(case.workload).bytes <= MOST_BYTES
-        with _threads(1 if few else 0):
-            return self._make(case, repeated=repeated, kept=False)
+        on_cpu = self._session.device.type == "cpu"
+        alone = on_cpu and self._kernel.cost(case.workload).bytes <= MOST_BYTES
+        with _threads(1 if alone else 0):
+            made = self._make(case, repeated=repeated, kept=False)
+        # What is drawn for one candidate is called from fewer threads, too, as by a model.
+        threads = 1 + made.seed % torch.get_num_threads() if on_cpu else 0
+        return replace(made, alone=alone, trials=tuple(replace(t, threads=threads) for t in made.trials))
 
     def _make(self, case: Case, *, repeated: bool, kept: bool) -> PreparedCase:
         seed = case_seed(self._seed, case)
@@ -177,9 +182,7 @@ class Gate:
                 replace(again, image=plain, scratch=None, where="once more"),
                 replace(again, memory=here, image=stale, where=over),
             ]
-        # What is drawn for one candidate may be called from fewer threads, as a model may.
-        threads = 1 + seed % self._cpu_threads if device.type == "cpu" and not kept else 0
-        return PreparedCase(case=case, seed=seed, trials=tuple(trials), threads=threads)
+        return PreparedCase(case=case, seed=seed, trials=tuple(trials))
 
     def warm_up(self, workload: Workload) -> None:
         """Prepares every case, and runs it: with what is right, and the first also with what is wrong.
@@ -205,7 +208,7 @@ class Gate:
 
     def check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
-        with _threads(prepared.threads):
+        with _threads(1 if prepared.alone else 0):
             return self._check(call, sequence, prepared)
 
     def _check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
@@ -296,7 +299,9 @@ class Gate:
         if self._hazards is not None:
             self._hazards.scrub(shared)
         if all(o.numel() for o in memory.outputs.values()):
-            invocation(invocation.values(case.workload, memory))
+            values = invocation.values(case.workload, memory)
+            with _threads(trial.threads):
+                invocation(values)
             self._session.synchronize()
 
     def _try(
