@@ -217,7 +217,8 @@ def test_a_search_begins_with_what_earlier_ones_found_for_the_like(asked: Any) -
 def test_finalists_that_were_refused_are_no_longer_counted_as_right(
     here: Any, tmp_path: Path, modes: tuple[str, ...]
 ) -> None:
-    """Mode late is right for the sizes of the search, and wrong for a neighbour that only the finals look at."""
+    """Mode late is right for the sizes of the search, and wrong for one that only the finals look at: a neighbour, and now and
+    then a random case."""
     late = "y[i] = n == {{ 7 if p.mode == 'late' else -1 }} ? 0 : factor * x[i];"
     folder = write_kernel(tmp_path / "toy", modes, template=TEMPLATE.replace("y[i] = factor * x[i];", late))
     code = (folder / "kernel.py").read_text()
@@ -228,7 +229,7 @@ def test_finalists_that_were_refused_are_no_longer_counted_as_right(
     words = ("search", "./toy", "--target", "cpu", "--evaluations", "8", "--sampler", "random", "--name", "mine")
     ended = here(*words, "--db", "else/where.db")
     assert ended.code == (0 if "honest" in modes else 1), ended.err
-    refused = [line for line in ended.out.splitlines() if " was refused: wrong: for 7 float32" in line]
+    refused = [line for line in ended.out.splitlines() if " was refused: wrong: for " in line]
     assert 1 <= len(refused) <= 4
     assert f" ok ({len(refused)} of them refused by the finals)" in ended.out
     assert ("unconfirmed: the finals have no winner" in ended.out) is ("honest" not in modes)
@@ -245,7 +246,7 @@ def test_candidates_that_are_wrong_only_when_timed_are_not_said_to_have_failed_t
     ended = search_toy(here, tmp_path)
     assert ended.code == 1
     assert re.search(
-        r"(?m)^no candidate passed the gate and its timed calls for n=4096,dtype=float32; most often: [12] wrong: timed: ",
+        r"(?m)^no candidate passed the gate and its timed calls for n=4096,dtype=float32; most often: [12] wrong: n=4096,",
         ended.out,
     )
 
