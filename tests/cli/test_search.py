@@ -217,8 +217,8 @@ def test_a_search_begins_with_what_earlier_ones_found_for_the_like(asked: Any) -
 def test_finalists_that_were_refused_are_no_longer_counted_as_right(
     here: Any, tmp_path: Path, modes: tuple[str, ...]
 ) -> None:
-    """Mode late is right for the sizes of the search, and wrong for one that only the finals look at: a neighbour, and now and
-    then a random case."""
+    """Mode late is right for the sizes of the search, and wrong for one that only the finals look at: a neighbour, and now
+    and then a random case."""
     late = "y[i] = n == {{ 7 if p.mode == 'late' else -1 }} ? 0 : factor * x[i];"
     folder = write_kernel(tmp_path / "toy", modes, template=TEMPLATE.replace("y[i] = factor * x[i];", late))
     code = (folder / "kernel.py").read_text()
