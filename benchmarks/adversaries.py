@@ -3,7 +3,7 @@
     python benchmarks/adversaries.py [--target cpu|cuda] [--dtype float16] [--json]
     python benchmarks/adversaries.py [--target cpu|cuda] --random 200 [--kernel attention] [--seed 1] [--json]
 
-The first prints, for each cheat of tests/adversaries, the stage that refused it (build, load, launch, gate, timed,
+The first prints, for each cheat of tests/adversaries, the stage that refused it (build, load, launch, gate, drawn, timed,
 neighbour) and the recorded reason; exit code 1 if a cheat was accepted, or a right variant refused. The second builds
 and gates random legal genomes of a kernel, spread over sizes and dtypes, and prints how many passed, and why the
 others did not: what a search space promises, its template has to keep. Exit code 1 if a genome was refused.
@@ -12,6 +12,9 @@ A cheat stays if a template can do it by accident. What only a hostile author wr
 sandboxed, and templates are code of yours.
 
 Accidents, and what refuses them:
+  random cases            wrong_* loses_* (wrong for one option, distribution, alignment, number of threads, for many rows
+                          alone, between two sizes) unwritten_last_row_when_timed changes_x_when_timed writes_far_when_timed
+  wide guards             writes_beyond_the_guard reads_beyond_the_guard reads_far_before
   float64 reference       zeros copies_input fixed_statistics sample_variance statistics_of_row_0 ignores_weight ignores_bias
                           uncounted_last_element, and all of attention's that do not stand below
   hostile data            ignores_eps raw_moments half_accumulation nan_is_zero loses_inf flushes_denormals, adds_the_mask
@@ -28,8 +31,7 @@ Accidents, and what refuses them:
   inputs written late     reads_early reads_early_when_timed (a missing wait of a programmatic launch)
   repeated launches       race last_bit_wanders right_at_first (state that is not reset) right_after_the_first
                           right_for_one_pointer caches_by_pointer
-  checks in a race        unwritten_last_row_when_timed caches_by_pointer_when_timed wrong_now_and_then_when_timed
-                          changes_x_when_timed writes_far_when_timed
+  checks in a race        caches_by_pointer_when_timed wrong_now_and_then_when_timed right_for_the_first_set
   look at machine code    overlaps_itself (lets the next call start early, so that timed calls overlap)
   state of the process    takes_the_threads (omp_set_num_threads) rounds_upward (a rounding mode that is left set)
   compiler and driver     does_not_compile has_no_entry_point too_much_shared_memory
@@ -56,7 +58,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -94,7 +96,7 @@ def try_cheats(place: Place, dtype: str, *, as_json: bool) -> bool:
     verdicts = list(try_all(place.executor, place.target, place.arch, workload, cheats))
     if as_json:
         rows = [
-            {"cheat": v.cheat.name, "stage": v.stage, "status": v.status, "reason": v.reason, "expected": v.cheat.stage}
+            asdict(v) | {"cheat": v.cheat.name, "expected": v.cheat.stage}
             for v in verdicts
         ]
         print(json.dumps({"workload": workload.key, "verdicts": rows}, indent=1))

@@ -57,7 +57,7 @@ _MOST_ELEMENTS = 1 << 24
 _WRONG = 4
 """PyTorch's error over what the tolerance allows at most that rounding does not explain in data of no malice."""
 _SMALLER_CASES = 100
-_SMALLER_S = 5.0
+_SMALLER_S = 1.0
 """That are tried of one that fails, and how long."""
 _ODD_VALUE = 12288.0
 """Exact in every dtype, and written by no kernel."""
@@ -253,7 +253,8 @@ class Gate:
             except LaunchError as error:
                 raise LaunchError(f"case {prepared.case.name}: {error}") from error
             if not checks[-1].passed:
-                smallest = self._smallest(call, point, prepared)
+                later = len(prepared.trials) > 1 and "(launch " in checks[-1].reason
+                smallest = self._smallest(call, point, prepared.case, repeated=later)
                 checks += [smallest] if smallest is not None else []
                 break
         self.data_changed = sum_of(self._held) != self._sum
@@ -265,10 +266,10 @@ class Gate:
     def _sequence(self, point: Point, workload: Workload) -> LaunchSequence:
         return self._kernel.sequence(self._target, point, workload, self._session.limits)
 
-    def _smallest(self, call: Call, point: Point, failed: PreparedCase) -> Check | None:
+    def _smallest(self, call: Call, point: Point, failed: Case, *, repeated: bool) -> Check | None:
         """The check of the smallest and plainest case found that still fails: one thing after another is made simpler (as in
         delta debugging, Zeller and Hildebrandt 2002). None if none fails."""
-        found, case, tried = None, failed.case, {failed.case}
+        found, case, tried = None, failed, {failed}
         deadline = time.monotonic() + _SMALLER_S
         simple: Case | None = case
         while simple is not None:
@@ -279,7 +280,7 @@ class Gate:
                     return found
                 tried.add(simple)
                 try:
-                    prepared = self.prepare(simple, repeated=len(failed.trials) > 1, kept=False)
+                    prepared = self.prepare(simple, repeated=repeated, kept=False)
                     check = self.check(call, self._sequence(point, simple.workload), prepared)
                 except (EvoError, RuntimeError, MemoryError):
                     return found  # a launch that fails may have broken the device

@@ -95,8 +95,8 @@ def try_all(
                 verdict = Verdict(cheat=cheat, stage="build", status=build.status, reason=build.log)
                 break
             # In a search without the random cases, in the finals without the timing.
-            cases = drawn if size == workload and cheat.stage in ("", "drawn") else ()
-            asked = replace(request(cheat, size), build=build, time=timed and size == workload, cases=cases)
+            number = {"drawn": len(drawn), "": RANDOM_CASES}.get(cheat.stage, 0) if size == workload else 0
+            asked = replace(request(cheat, size), build=build, time=timed and size == workload, cases=drawn[:number])
             measured = executor.measure(asked).result(PATIENCE_S)
             if measured.status is not Status.OK:
                 stage = _stage(measured) if size == workload else "neighbour"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -75,7 +76,10 @@ def request(fault: str, number: int) -> Request:
 def strays(executor: LocalExecutor, before: Collection[psutil.Process]) -> list[psutil.Process]:
     """What a candidate has started: what was not there before, and is not the executor's own builder or device worker."""
     own = {w.pid for w in executor._workers if not w.ended}
-    return [process for process in descendants() if process not in before and process.pid not in own]
+    new = [process for process in descendants() if process not in before and process.pid not in own]
+    with suppress(psutil.NoSuchProcess):  # a browser of other tests starts processes of its own whenever it likes
+        return [process for process in new if not process.name().startswith("chrom")]
+    return [process for process in new if process.is_running()]
 
 
 @pytest.mark.parametrize("fault", CPU_FAULTS)
