@@ -46,8 +46,8 @@ _FIRST_VARIANTS = 32
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _BUILDERS_A_CORE = 16
 _SANITIZING_S = 180.0
-RANDOM_CASES, WINNER_CASES = 64, 192
-"""That a finalist is gated on, and the winner then."""
+_WINNERS_MULTIPLE = 3
+"""So many times the random cases of a finalist are the winner's, on top."""
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -460,7 +460,7 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
     for task, built in builds:
         if built.binary is None:
             return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")
-        cases = task.random_cases(RANDOM_CASES) if task is builds[0][0] else ()
+        cases = task.random_cases(task.finals_cases) if task is builds[0][0] else ()
         found = task.measure(genome, built, time=False, cases=cases).result()
         total = replace(
             found,
@@ -511,7 +511,7 @@ def _confirm(
     `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
     """
     gate, task = task, replace(task, seed=task.seed + 1)
-    more_cases = gate.random_cases(WINNER_CASES, batch=1)
+    more_cases = gate.random_cases(_WINNERS_MULTIPLE * gate.finals_cases, batch=1)
     by_name = {f.name: f for f in finalists if f.passed}
     own = [t for t in timings if t.contender in by_name and t.ratio is not None]
     for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, _ratio(t))):

@@ -17,6 +17,9 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Kernel, Limits, load_kernel
 from evo.problem.space import Space
 
+RANDOM_CASES, _LEAST_CASES = 64, 4
+"""Of a finalist, over all tasks of a run; of each task."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskExecutor(TaskData):
@@ -24,6 +27,8 @@ class TaskExecutor(TaskData):
 
     executor: Executor
     arch: str
+    finals_cases: int = RANDOM_CASES
+    """Random ones that a finalist is gated on; the winner meets more."""
     sanitized: bool = False
     """Whether finalists are run under the device's memory checker."""
     race_s: float = math.inf
@@ -94,6 +99,7 @@ def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecut
             arch=spec.arch,
             workload=workload,
             seed=seed,
+            finals_cases=max(_LEAST_CASES, RANDOM_CASES // len(spec.workloads)),  # many tasks have the same code
             sanitized=bool(spec.options.get("sanitize_finals")),
         )
         for workload in spec.workloads

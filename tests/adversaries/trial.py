@@ -14,7 +14,7 @@ from evo.measure import Request
 from evo.measure.cases import random_cases
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
-from evo.search.run import RANDOM_CASES, WINNER_CASES
+from evo.search.tasks import RANDOM_CASES
 
 from .cheats import Cheat
 
@@ -77,7 +77,7 @@ def try_all(
     the gate are timed. `folder`: the kernel's."""
     kernel = load_kernel(str(folder))
     near = kernel.neighbours(target, workload) if neighbours else ()
-    drawn = tuple(random_cases(kernel, target, workload, 1, RANDOM_CASES + WINNER_CASES))
+    drawn = tuple(random_cases(kernel, target, workload, 1, 4 * RANDOM_CASES))
 
     def request(cheat: Cheat, size: Workload) -> Request:
         genome = Genome.of({"cheat": cheat.name})
