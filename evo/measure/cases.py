@@ -39,7 +39,7 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, num
     free, fixed = _free(kernel, target), kernel.compile_time_dims[target]
     highest = {d.name: max(w.dim(d.name) for w in (workload, *(c.workload for c in known))) for d in free}
     for _ in range(_ATTEMPTS * number):
-        case = _like_one(rng, known, fixed)
+        case = _like_one(kernel, rng, known, fixed)
         dims = dict(case.workload.dims)
         for d in free:
             if (turn := rng.random()) < 0.6:
@@ -61,16 +61,16 @@ def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -
     """One of the workload's own sizes."""
     rng, known, fixed = random.Random(seed), kernel.cases(target, workload), kernel.compile_time_dims[target]
     for _ in range(_ATTEMPTS):
-        case = _like_one(rng, known, fixed)
+        case = _like_one(kernel, rng, known, fixed)
         case = _named(replace(case, workload=_with(case.workload, dict(workload.dims))))
         if not kernel.validate(case.workload):
             return case
     return Case("", workload, kernel.data[0])
 
 
-def _like_one(rng: random.Random, known: Sequence[Case], fixed: Collection[str]) -> Case:
+def _like_one(kernel: Kernel, rng: random.Random, known: Sequence[Case], fixed: Collection[str]) -> Case:
     """A case whose options and distributions are those of several of a kernel's cases, each drawn on its own, and numbers
-    anything around those; whose tensors are aligned each on its own."""
+    anything around those; whose tensors are aligned each on its own, if those of one of these cases are not aligned."""
     workload, kinds = rng.choice(known).workload, list(dict.fromkeys(case.data for case in known))
     data = _AND.join(rng.choice(kinds) for _ in range(2 if rng.random() < _MIXED else 1))
     options = dict(workload.options)
@@ -78,8 +78,10 @@ def _like_one(rng: random.Random, known: Sequence[Case], fixed: Collection[str])
         values = sorted({case.workload.option(name) for case in known})
         options[name] = rng.choice(values)
         if isinstance(value := options[name], float):
-            options[name] = float(f"{value * _FACTOR ** rng.uniform(-1, 1):.3g}")
-    offset = tuple(rng.choice(_OFFSETS) for _ in range(_TENSORS)) if rng.random() < 0.5 else 0
+            least = kernel.option_min.get(name, -math.inf)
+            options[name] = max(least, float(f"{value * _FACTOR ** rng.uniform(-1, 1):.3g}"))
+    misaligned = any(case.offset for case in known) and rng.random() < 0.5
+    offset = tuple(rng.choice(_OFFSETS) for _ in range(_TENSORS)) if misaligned else 0
     return Case("", replace(workload, options=tuple(options.items())), data, offset)
 
 
@@ -91,7 +93,8 @@ def draw_inputs(kernel: Kernel, case: Case, generator: torch.Generator) -> Tenso
     tensors = [(a, t) for a in kernel.arguments if a.kind == "input" and (t := found.get(a.name)) is not None]
     several = [(a, t) for a, t in tensors if t.ndim > 1]
     outermost = {a.shape[:1] for a, _ in several}
-    if len(drawn) == 1 or len(outermost) != 1 or any(0 in t.stride() for _, t in several):
+    shared = len(outermost) == 1 and () not in outermost  # what has no stated shape may hang together in any way
+    if len(drawn) == 1 or not shared or any(0 in t.stride() or not t.is_floating_point() for _, t in several):
         return found
     (dimension,) = outermost
     for a, t in tensors:

@@ -11,7 +11,8 @@ its result is compared with a float64 reference. Inputs and guards must be as be
 - Where the session can do more (`evo.targets.Hazards`): shared memory holds NaN before every launch, and a candidate
   that may start early runs behind a kernel that writes its inputs late.
 
-A verdict follows from the kernel, the genome and the seed: the same launches on the same data repeat it.
+A verdict follows from the kernel, the genome, the seed and the cases that were drawn: the same launches on the same data
+repeat it.
 """
 
 import time
@@ -57,8 +58,8 @@ _MOST_ELEMENTS = 1 << 24
 _WRONG = 4
 """PyTorch's error over what the tolerance allows at most that rounding does not explain in data of no malice."""
 _SMALLER_CASES = 100
-_SMALLER_S = 1.0
-"""That are tried of one that fails, and how long."""
+_SMALLER_S = 0.25
+"""That are tried of one that fails, and how long: a search has many that are wrong, and a gate is to end in a second."""
 _ODD_VALUE = 12288.0
 """Exact in every dtype, and written by no kernel."""
 
@@ -253,14 +254,15 @@ class Gate:
             except LaunchError as error:
                 raise LaunchError(f"case {prepared.case.name}: {error}") from error
             if not checks[-1].passed:
-                later = len(prepared.trials) > 1 and "(launch " in checks[-1].reason
-                smallest = self._smallest(call, point, prepared.case, repeated=later)
-                checks += [smallest] if smallest is not None else []
                 break
         self.data_changed = sum_of(self._held) != self._sum
         if self.data_changed and checks[-1].passed:
             reason = "memory far from its inputs and outputs was written, by which others are judged"
             checks[-1] = replace(checks[-1], passed=False, reason=reason)
+        elif not checks[-1].passed:
+            later = len(prepared.trials) > 1 and "(launch " in checks[-1].reason
+            smallest = self._smallest(call, point, prepared.case, repeated=later)
+            checks += [smallest] if smallest is not None else []
         return tuple(checks)
 
     def _sequence(self, point: Point, workload: Workload) -> LaunchSequence:

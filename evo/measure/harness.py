@@ -90,6 +90,9 @@ _REFERENCE_BYTES = 80
 _AT_SIZE_SHARE = 0.03
 """Of the time of a search, for random cases of the size that is timed."""
 
+_DRAWING_S = 12.0
+"""At most, for the random cases of a candidate: a third of what a gate may take."""
+
 _CASE_SETS = 4
 """What such a case holds: its memory and inputs, twice."""
 
@@ -333,6 +336,8 @@ class TimingHarness:
 
     def prepare(self) -> None:
         """Makes all that a race needs beside its contenders."""
+        self._case = None  # its memory counts as free
+        self.ready.discard("case")
         self._session.evict()
         assert self.data.arena.sets
         roofline_of(self._session)
@@ -525,8 +530,12 @@ class TimingHarness:
         self._share.spend("draw", time.perf_counter() - started, counts=self._draws > 1)
 
     def _drawn(self, cases: Iterable[Case]) -> Iterator[PreparedCase]:
-        """But for those that a function of the kernel fails at, though its statement allows them."""
+        """But for those that a function of the kernel fails at, though its statement allows them, and for what is left when
+        a slow reference has taken its time."""
+        ends = time.perf_counter() + _DRAWING_S
         for case in cases:
+            if time.perf_counter() > ends:
+                return
             with suppress(KernelError):
                 yield self.gate.prepare(case, kept=False)
 

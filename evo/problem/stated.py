@@ -41,11 +41,15 @@ def call_stated(kernel: Kernel, what: str, function: Callable[..., Any], *given:
 def told(folder: Path, what: str, error: BaseException) -> KernelError:
     """Of what the code in a kernel's folder has raised, with where it was, and the way there."""
     frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not f.filename.startswith("<")]
-    beside = [f for f in frames if Path(f.filename).is_relative_to(folder.parent)]  # what kernels share lies beside them
-    own = [f for f in beside if "site-packages" not in f.filename] or frames[-1:]
+    own = [f for f in frames if _is_own(Path(f.filename), folder)] or frames[-1:]
     where = f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else folder / "kernel.py"
     raised = f"{type(error).__name__}: {error}".rstrip(": ")
     return KernelError("".join((f"{where}: {what} {raised}\n", *traceback.format_list(own))).rstrip())
+
+
+def _is_own(path: Path, folder: Path) -> bool:
+    """What kernels of a family share lies beside them, in folders whose names begin with an underscore."""
+    return path.is_relative_to(folder) or (path.parent.parent == folder.parent and path.parent.name.startswith("_"))
 
 
 def mistake(kernel: Kernel, what: str, function: object, fault: str) -> KernelError:

@@ -473,9 +473,14 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
     task, _ = builds[0]
     if task.sanitized:
         tool = memory_checker(task.target)
-        (report,) = sanitize(task.request(genome), (tool,), seed=task.seed, limit_s=_SANITIZING_S).reports
-        if said := (*report.messages, *report.wrong):
-            return replace(total, status=Status.WRONG, log=f"under {tool}: {said[0]}")
+        try:
+            (report,) = sanitize(task.request(genome), (tool,), seed=task.seed, limit_s=_SANITIZING_S).reports
+            said = (*report.messages, *report.wrong)
+        except EvoError as error:  # the run is to end: without it, the next one says why
+            said = (str(error),)
+        if said:
+            check = Check(case=tool, passed=False, reason=said[0])
+            return replace(total, status=Status.WRONG, checks=(*total.checks, check), log=f"under {tool}: {said[0]}")
     return total
 
 
