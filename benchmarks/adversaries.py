@@ -95,10 +95,7 @@ def try_cheats(place: Place, dtype: str, *, as_json: bool) -> bool:
     workload = workload_for(place.target, dtype)
     verdicts = list(try_all(place.executor, place.target, place.arch, workload, cheats))
     if as_json:
-        rows = [
-            asdict(v) | {"cheat": v.cheat.name, "expected": v.cheat.stage}
-            for v in verdicts
-        ]
+        rows = [asdict(v) | {"cheat": v.cheat.name, "expected": v.cheat.stage} for v in verdicts]
         print(json.dumps({"workload": workload.key, "verdicts": rows}, indent=1))
     else:
         table = Table("candidate", "refused by", "reason", title=f"{place.target}, {workload}")

@@ -47,7 +47,7 @@ from evo.evaluation import Build, Status
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
-from evo.measure.cases import parse_case
+from evo.measure.cases import is_case_text, parse_case
 from evo.problem.genome import Genome
 from evo.problem.kernel import find_kernel, kernel_names
 from evo.report.text import counted, short
@@ -286,11 +286,6 @@ def _workload_record(result: Checked) -> dict[str, Any]:
     }
 
 
-def _is_random(case: dict[str, Any]) -> bool:
-    """Whether it is none of the kernel's own."""
-    return "data=" in case["case"]
-
-
 def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None:
     cases = [(w["workload"], c) for w in record["workloads"] for c in w["cases"]]
     rows = [
@@ -304,7 +299,7 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
             ">data seed": c["seed"] or "",  # timed data are of no case
         }
         for workload, c in cases
-        if not (c["passed"] and _is_random(c))
+        if not (c["passed"] and is_case_text(c["case"]))
     ]
     console.print_rows(rows, ["" if row["verdict"] == "ok" else "red" for row in rows])
     for w in record["workloads"]:
@@ -318,7 +313,7 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
         console.say(remark, "yellow")
     name = short(record["candidate"])
     for last in (w["cases"][-1] for w in record["workloads"] if w["cases"]):
-        if _is_random(last) and not last["passed"]:
+        if is_case_text(last["case"]) and not last["passed"]:
             console.say(f"to repeat the last alone:  {again_line(db, name, record['seed'], last['case'])}", "red")
     for verdict in record["recorded"]:
         again = again_line(db, name, verdict["seed"], verdict["case"])
@@ -327,7 +322,7 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
             f" to repeat it:  {again}",
         )
     ended = "passed" if record["passed"] else "did NOT pass"
-    drawn = sum(_is_random(c) for _, c in cases)
+    drawn = sum(is_case_text(c["case"]) for _, c in cases)
     among = f", {drawn} of them random" if drawn else ""
     what = f"{ended} ({len(cases)} cases{among}, seed {record['seed']})" if cases else f"{ended}: compiled, not gated"
     text = f"candidate {name} of {record['kernel']} for {record['arch']} {what}"

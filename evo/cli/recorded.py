@@ -13,6 +13,7 @@ from evo.cli.options import command_line
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Check
 from evo.lineage.store import Store
+from evo.measure.cases import is_case_text
 from evo.problem.kernel import Kernel, Workload, kernel_names, load_kernel, template_root
 from evo.report.text import short
 
@@ -105,7 +106,7 @@ def source_remarks(record: CandidateRecord, digest: str, db: str) -> list[str]:
 
 def drawn_case(last: Check) -> str:
     """The case by which the last check of a verdict refused, where it is none of the kernel's own; else empty."""
-    return last.case if not last.passed and "data=" in last.case else ""
+    return last.case if not last.passed and is_case_text(last.case) else ""
 
 
 def again_line(db: str, candidate: str, seed: int, case: str = "") -> str:

@@ -132,6 +132,11 @@ def case_text(case: Case) -> str:
     return f"{case.workload.key},data={case.data}" + (f",offset={offset}" if offset else "")
 
 
+def is_case_text(name: str) -> bool:
+    """Whether a case of that name is none of the kernel's own, but drawn, made smaller or named by a user."""
+    return "data=" in name
+
+
 def parse_case(kernel: Kernel, target: str, text: str) -> Case:
     """Raises UsageError or UnknownNameError."""
     parts = [part.strip() for part in text.split(",")]

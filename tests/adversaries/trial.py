@@ -11,7 +11,7 @@ from evo.evaluation import Evaluation, Status
 from evo.executors import Executor, ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.measure import Request
-from evo.measure.cases import random_cases
+from evo.measure.cases import is_case_text, random_cases
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 from evo.search.tasks import RANDOM_CASES
@@ -115,5 +115,5 @@ def _stage(measured: Evaluation) -> str:
         return "timed"
     if measured.status is Status.WRONG:
         case = next(c.case for c in measured.checks if not c.passed)
-        return "timed" if case == "timed" else "drawn" if "data=" in case else "gate"
+        return "timed" if case == "timed" else "drawn" if is_case_text(case) else "gate"
     return "launch"
