@@ -32,7 +32,7 @@ class ExecutorConfig:
     devices: tuple[str, ...] = ("",)
     """Identities of those that measure, as `Target.devices` has them; "" is whichever the target takes by itself. Where
     there are none, nothing can be measured. Of a cluster: a part of the name of their kind."""
-    build_timeout_s: float = 30.0
+    build_timeout_s: float = 120.0
     measure_timeout_s: float = 30.0
     """At most, for the gate and for the timing. What has taken twenty times as long as the median of its kind is ended
     before, but not earlier than after its floor."""
