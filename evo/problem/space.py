@@ -137,7 +137,8 @@ class Space:
         return prod(len(p.values) for p in self.parameters)
 
     def is_active(self, parameter: Parameter, point: Mapping[str, Value]) -> bool:
-        return all(w.parameter in point and point[w.parameter] in w.values for w in parameter.when)
+        # Most have no condition, and this is asked of every parameter of every point that is drawn.
+        return not parameter.when or all(w.parameter in point and point[w.parameter] in w.values for w in parameter.when)
 
     def complete(self, partial: Mapping[str, Value]) -> Point:
         """`partial` without its inactive parameters, and with missing active ones at their default value.

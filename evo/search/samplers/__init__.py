@@ -77,9 +77,7 @@ def read_options(sampler: str, config: type[Config], options: Mapping[str, objec
         if name not in defaults:
             raise UnknownNameError(f"option of sampler {sampler}", name, defaults)
         wanted = type(defaults[name])
-        # A bool is an int, and an int will do for a float: TOML writes 0 for 0.0.
-        fits = type(value) is wanted or (wanted is float and type(value) is int)
-        if not fits:
+        if type(value) is not wanted:  # a bool is an int to isinstance
             raise UsageError(
                 f"option {name!r} of sampler {sampler} must be of type {wanted.__name__}, such as"
                 f" {defaults[name]}; got {value!r}"
@@ -87,13 +85,11 @@ def read_options(sampler: str, config: type[Config], options: Mapping[str, objec
     return config(**options)
 
 
-def at_least(config: DataclassInstance, low: float, *names: str, high: float = float("inf")) -> None:
-    """Raises UsageError if one of the named fields is not within low to high."""
+def at_least(config: DataclassInstance, low: int, *names: str) -> None:
+    """Raises UsageError if one of the named fields is less than `low`."""
     for name in names:
-        value = getattr(config, name)
-        if not low <= value <= high:
-            bounds = f"at least {low}" if high == float("inf") else f"{low} to {high}"
-            raise UsageError(f"sampler option {name!r} must be {bounds}, got {value}")
+        if (value := getattr(config, name)) < low:
+            raise UsageError(f"sampler option {name!r} must be at least {low}, got {value}")
 
 
 class Unseen:

@@ -1,14 +1,16 @@
-"""Evolution: seeded by a Parzen estimator, then steady-state, with children screened by a surrogate.
+"""Evolution: points far apart at first; then the most promising of a pool of children, ranked by a surrogate.
 
-Proposal 0 is the space's default; what it is to start from, some random points and suggestions of the estimator follow.
-From then on every proposal is a child of the best candidates found so far. Several children are made, and the one whose
-predicted improvement is largest is proposed (preselection: Jin 2011). Nothing waits for a generation.
+Proposal 0 is the space's default; what it is to start from, and points far from each other, follow. From then on
+operators make children of the best candidates found so far, a random point joins them, and a best one that stands for long
+is surrounded by all points that differ from it in one parameter. What was made and not proposed stays in the pool. Proposed
+is what the surrogate expects the largest improvement of (preselection: Jin 2011), so nothing waits for a generation.
 """
 
 import math
 import random
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,155 +18,129 @@ import numpy.typing as npt
 
 from evo.evaluation import Parent, Proposal
 from evo.problem.genome import Genome
-from evo.problem.space import Ordinal, Point, Space
-from evo.search.operators import Operator, find_operator, operator_names
-from evo.search.samplers import Unseen, at_least, read_options
-from evo.search.samplers.tpe import TpeSampler
+from evo.problem.space import Ordinal, Parameter, Space, Value
+from evo.search.operators import change, find_operator, operator_names, repair
+from evo.search.samplers import Unseen, at_least, first_proposals, read_options
 
 _ROLES = {1: ("parent",), 2: ("first", "second")}
-_ATTEMPTS_PER_CHILD = 4
-_RESTLESS_INJECTION = 0.1
-_RESTLESS_UNSCREENED = 0.5
-_WORTH_OF_BEST = 1.0
-_WORTH_OF_MEMBER = 0.3
-_ADAPTATION = 0.05
-"""Weight of the newest child against all earlier ones: a memory of about 20 children."""
-_LEAST_CREDIT = 0.1
-"""Credit that no operator falls below: what does not help now may later."""
-_PRIOR = 0.5
+_SPREAD = 16
+"""Random points of which the one is proposed, before evolution begins, that is farthest from all others."""
+_STANDING = 25
+"""Results after which the best is surrounded: before, what operators make finds better ones sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvolutionConfig:
     """Options of the sampler.
 
-    seeding: results known before evolution begins. Until half of them are, proposals are random (the first is the
-        default), then the estimator's. Proposals made before anything is known come on top.
+    seeding: results known before evolution begins; until then points are proposed that lie far apart. Proposals made before
+        anything is known come on top.
     population: candidates, of distinct machine code, that may become parents.
     tournament: size of a tournament for a parent.
-    children: made for each proposal, of which the surrogate picks one; 1 switches the surrogate off.
-    injection: share of proposals drawn at random from the whole space.
-    patience: results without a better candidate after which the search looks further afield.
+    children: made for each proposal, beside one random point.
+    pool: at most so many of those not proposed yet are kept, the most promising.
     """
 
-    seeding: int = 12
+    seeding: int = 6
     population: int = 20
     tournament: int = 3
-    children: int = 8
-    injection: float = 0.02
-    patience: int = 60
+    children: int = 6
+    pool: int = 200
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "seeding", "tournament", "children", "patience")
+        at_least(self, 1, "seeding", "tournament", "children", "pool")
         at_least(self, 2, "population")
-        at_least(self, 0.0, "injection", high=1.0)
-
-
-class Credit:
-    """Probability matching (Thierens 2005): shares proportional to prior weight times quality, with a floor.
-
-    Deterministic: qualities are sums in the order of the rewards.
-    """
-
-    def __init__(self, operators: Sequence[Operator]) -> None:
-        self._operators = list(operators)
-        self._quality = {o.name: _PRIOR for o in operators}
-
-    def pick(self, rng: random.Random) -> Operator:
-        return rng.choices(self._operators, [o.weight * (_LEAST_CREDIT + self._quality[o.name]) for o in self._operators])[0]
-
-    def reward(self, name: str, worth: float) -> None:
-        """What a child of operator `name` was worth, 0 to 1; names of no operator are passed over."""
-        if name in self._quality:
-            self._quality[name] += _ADAPTATION * (worth - self._quality[name])
 
 
 class EvolutionSampler:
     def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:
-        self._config = config = read_options("evolution", EvolutionConfig, options)
+        self._config = read_options("evolution", EvolutionConfig, options)
         self._space = space
         self._rng = random.Random(seed)
         self._unseen = Unseen(space)
-        self._seeder = TpeSampler(space, seed, {"startup": max(1, config.seeding // 2)})
+        self._first = deque(first_proposals(space))
+        self._operators = [find_operator(n) for n in operator_names()]
         self._surrogate = Surrogate(space, seed)
-        self._credit = Credit([find_operator(n) for n in operator_names()])
         self._population: list[tuple[float, int, Genome]] = []
         """(score, order, genome), best first; of equal scores the older one."""
-        self._pending: dict[int, tuple[Proposal, int, bool]] = {}
-        """By order: the proposal, its row of the surrogate, and whether it is the seeder's."""
+        self._pool: dict[Genome, tuple[Proposal, Array]] = {}
+        """What was made and not proposed yet, with its features."""
+        self._pending: dict[int, tuple[Proposal, int]] = {}
+        """By order: the proposal, and its row of the surrogate."""
         self._told = 0
         self._since_better = 0
 
     def ask(self, order: int) -> Proposal:
-        seeding = self._told < self._config.seeding or self._seeder.begins
-        proposal = self._seeder.ask(order) if seeding else self._evolve()
-        self._expect(order, proposal, seeding=seeding)
+        if self._first:
+            proposal = self._first.popleft()
+        elif self._told < self._config.seeding or not self._surrogate.ready:
+            proposal = self._spread()
+        else:
+            proposal = self._evolve()
+        self.adopt(order, proposal)
         return proposal
 
     def adopt(self, order: int, migrant: Proposal) -> None:
-        if seeding := self._told < self._config.seeding:
-            self._seeder.adopt(order, migrant)
-        self._expect(order, migrant, seeding=seeding)
-
-    def _expect(self, order: int, proposal: Proposal, *, seeding: bool) -> None:
-        self._unseen.remember(proposal.genome)
-        self._pending[order] = proposal, self._surrogate.mark_pending(proposal.genome), seeding
+        self._unseen.remember(migrant.genome)
+        self._pool.pop(migrant.genome, None)
+        self._pending[order] = migrant, self._surrogate.mark_pending(migrant.genome)
 
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
-        proposal, row, seeding = self._pending.pop(order)
+        proposal, row = self._pending.pop(order)
         self._told += proposal.operator != "start"
-        if seeding:
-            self._seeder.tell(order, score, duplicate_of)
         self._surrogate.learn(row, score)
         # A duplicate is a neutral mutation, which would crowd out a candidate that differs.
-        worth = self._admit(order, proposal.genome, score if duplicate_of is None else None)
-        self._credit.reward(proposal.operator, worth)
-
-    def _admit(self, order: int, genome: Genome, score: float | None) -> float:
-        """Takes a result into the population if it is among the best; what that was worth, 0 to 1."""
-        config, population = self._config, self._population
         self._since_better += 1
-        if self._since_better % config.patience == 0:
-            del population[max(2, config.population // 4) :]  # room for newcomers to have children
-        if score is None:
-            return 0.0
-        insort(population, (score, order, genome))
-        if len(population) > config.population and population.pop()[1] == order:
-            return 0.0
-        if population[0][1] == order:
-            self._since_better = 0
-            return _WORTH_OF_BEST
-        return _WORTH_OF_MEMBER
+        if score is not None and duplicate_of is None:
+            insort(self._population, (score, order, proposal.genome))
+            del self._population[self._config.population :]
+            if self._population[0][1] == order:
+                self._since_better = 0
+        if self._since_better == _STANDING and self._population:
+            self._surround()
+
+    def _spread(self) -> Proposal:
+        """Of some random points the one that is farthest from all that were proposed."""
+        drawn = [point for _ in range(_SPREAD) if (point := self._draw()) is not None]
+        if not drawn:
+            return self._unseen.propose(self._rng)
+        away = self._surrogate.distances(np.stack([self._surrogate.features(d.genome) for d in drawn]))
+        return drawn[int(np.argmax(away))]
 
     def _evolve(self) -> Proposal:
-        # Where nothing has been found for long, the surrogate is part of the reason: it is asked less.
-        restless = self._since_better >= self._config.patience
-        injection = max(self._config.injection, _RESTLESS_INJECTION) if restless else self._config.injection
-        if not self._population or self._rng.random() < injection:
+        for _ in range(self._config.children):
+            self._offer(self._child())
+        self._offer(self._draw())
+        if not self._pool:
             return self._unseen.propose(self._rng)
-        screened = self._surrogate.ready and not (restless and self._rng.random() < _RESTLESS_UNSCREENED)
-        wanted = self._config.children if screened else 1
-        children: list[Proposal] = []
-        for _ in range(wanted * _ATTEMPTS_PER_CHILD):
-            child = self._child()
-            if child is not None and all(child.genome != c.genome for c in children):
-                children.append(child)
-                if len(children) == wanted:
-                    break
-        if not children:
-            return self._unseen.propose(self._rng)
-        if len(children) == 1:
-            return children[0]  # also where the surrogate is not ready
-        merits = self._surrogate.merits([c.genome for c in children])
-        return children[max(range(len(children)), key=lambda i: merits[i])]
+        members, features = zip(*self._pool.values(), strict=True)
+        merits = self._surrogate.merits(np.stack(features))
+        ranked: list[Proposal] = [members[i] for i in np.argsort(-merits, kind="stable")]  # of equal ones the oldest first
+        for proposal in ranked[self._config.pool :]:
+            del self._pool[proposal.genome]
+        return ranked[0]
+
+    def _offer(self, proposal: Proposal | None) -> None:
+        """Puts it into the pool, unless it is known."""
+        if proposal is not None and proposal.genome in self._unseen and proposal.genome not in self._pool:
+            self._pool[proposal.genome] = proposal, self._surrogate.features(proposal.genome)
+
+    def _draw(self) -> Proposal | None:
+        """A random point, repaired, as most draws from large spaces break a constraint; None if that fails or is known."""
+        point = repair(self._rng, self._space, self._space.draw(self._rng))
+        if point is None or (genome := Genome.of(point)) not in self._unseen:
+            return None
+        return Proposal(genome=genome, operator="random")
 
     def _child(self) -> Proposal | None:
-        operator = self._credit.pick(self._rng)
+        if not self._population:  # all that passed had the same machine code as a migrant
+            return None
+        operator = self._rng.choices(self._operators, [o.weight for o in self._operators])[0]
         parents = [self._select() for _ in range(operator.arity)]
         if len({order for order, _ in parents}) < operator.arity:
             return None
         genome = operator(self._rng, self._space, [genome for _, genome in parents])
-        if genome is None or genome not in self._unseen:
+        if genome is None:
             return None
         roles = _ROLES[operator.arity]
         named = tuple(Parent(order=order, role=role) for (order, _), role in zip(parents, roles, strict=True))
@@ -175,6 +151,16 @@ class EvolutionSampler:
         drawn = (self._rng.randrange(len(self._population)) for _ in range(self._config.tournament))
         _, order, genome = self._population[min(drawn)]
         return order, genome
+
+    def _surround(self) -> None:
+        """Offers all legal points that differ from the best in one parameter, however far: mutations mostly take a step."""
+        _, order, genome = self._population[0]
+        point, parents = genome.parameters, (Parent(order=order, role="parent"),)
+        for p in self._space.parameters:
+            for value in p.values if p.name in point else ():
+                near = change(self._rng, self._space, point, {p.name: value})
+                if self._space.is_legal(near):
+                    self._offer(Proposal(genome=Genome.of(near), operator="surround", parents=parents))
 
 
 # -- the surrogate --------------------------------------------------------------------------------------------------
@@ -191,7 +177,7 @@ _ROOM = _BASIS - 2 * _REFIT
 """Points that a new basis begins with."""
 _FIT_POINTS = 96
 """Points that length scales are fitted to: the cost of a fit is cubic in them."""
-_ENOUGH = 8
+_ENOUGH = 4
 """Candidates that must have passed before a prediction means anything."""
 _WEIGHT = 0.5
 """Typical weight of a parameter: exp(-0.5) is the correlation of points that differ in it alone, end to end."""
@@ -203,22 +189,23 @@ _DIGITS = 6
 
 
 class Surrogate:
-    """Kriging with the kernel exp(-sum of weight x distance), one weight a parameter, and expected improvement.
+    """Kriging with the kernel exp(-sum of weight x distance), and expected improvement.
 
-    Distance: of ordinals the share of the range between their positions, of categories 1 where they differ, and
-    1 where a parameter is active in one point only. Points under evaluation count as what was predicted of them
-    (Ginsbourger et al. 2010), so that several outstanding proposals do not crowd one place.
-    Deterministic in `seed` and the sequence of calls.
+    Every parameter has a distance and a weight. Distance: of ordinals the share of the range between their positions, of
+    categories 1 where they differ, and 1 where a parameter is active in one point only. Ordinals of whole numbers have a
+    second one, between the powers of two that divide them: alignment, bank conflicts and warps go by those, not by size.
+    Distances are squared Euclidean ones of `features`, so that those of many points are one matrix product.
+
+    Points under evaluation count as what was predicted of them (Ginsbourger et al. 2010), so that several outstanding
+    proposals do not crowd one place. Deterministic in `seed` and the sequence of calls.
     """
 
     def __init__(self, space: Space, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._codes: list[tuple[str, dict[tuple[type, object], float]]] = []
-        for p in space.parameters:
-            last = len(p.values) - 1
-            if last > 0:
-                scale = last if isinstance(p, Ordinal) else 1
-                self._codes.append((p.name, {(type(v), v): i / scale for i, v in enumerate(p.values)}))
+        self._codes = [(p.name, *code) for p in space.parameters if len(p.values) > 1 for code in _codes(p)]
+        """Name, features of each value, and features where the parameter is not active."""
+        self._code_of = np.repeat(np.arange(len(self._codes)), [len(absent) for *_, absent in self._codes])
+        """By column of the features."""
         self._rows = 0
         self._points: dict[int, Array] = {}
         self._scores: dict[int, float | None] = {}
@@ -230,7 +217,7 @@ class Surrogate:
         self._passed = 0
         self._weights: Array = np.full(len(self._codes), _WEIGHT)
         self._basis: list[int] = []
-        self._at: Array = np.empty((0, len(self._codes)))
+        self._at: Array = np.empty((0, len(self._code_of)))
         self._whitening: Array = np.empty((0, 0))
         """Inverse of the Cholesky factor of the basis' covariances."""
         self._since_refit = _REFIT
@@ -245,7 +232,7 @@ class Surrogate:
     def mark_pending(self, genome: Genome) -> int:
         """Says that `genome` is being evaluated; returns its row for `learn`."""
         row, self._rows = self._rows, self._rows + 1
-        self._points[row] = self._encode(genome.parameters)
+        self._points[row] = self.features(genome)
         self._scores[row] = self._pending[row] = None
         if self.ready and self._basis:
             self._pending[row] = float(self._correlation(self._points[row][None, :])[0] @ self._solve())
@@ -264,27 +251,34 @@ class Surrogate:
         self._since_refit += 1
         self._solved = None
 
-    def merits(self, genomes: Sequence[Genome]) -> list[float]:
-        """Logarithm of the expected improvement of each, up to a constant. Only when `ready`."""
-        if self._since_refit >= _REFIT:
+    def merits(self, features: Array) -> Array:
+        """Logarithm of the expected improvement of each row, up to a constant. Only when `ready`."""
+        if self._since_refit >= min(_REFIT, max(2, len(self._points) // 4)):  # the fewer there are, the more one changes
             self._refit()
-        k = self._correlation(np.stack([self._encode(g.parameters) for g in genomes]))
+        k = self._correlation(features)
         mean = k @ self._solve()
-        variance = 1.0 - ((k @ self._whitening.T) ** 2).sum(axis=1)
-        found = []
-        for m, v in zip(mean.tolist(), variance.tolist(), strict=True):
-            sigma = math.sqrt(max(v, 1e-9))
-            found.append(round(math.log(sigma) + _log_improvement((self._incumbent - m) / sigma), _DIGITS))
+        sigma = np.sqrt(np.maximum(1.0 - ((k @ self._whitening.T) ** 2).sum(axis=1), 1e-9))
+        found: Array = np.round(np.log(sigma) + _log_improvement((self._incumbent - mean) / sigma), _DIGITS)
         return found
 
-    def _encode(self, point: Point) -> Array:
-        return np.array(
-            [codes[type(point[name]), point[name]] if name in point else -1.0 for name, codes in self._codes]
-        )
+    def distances(self, features: Array) -> Array:
+        """Of each row from the nearest of all points so far, all parameters weighing the same."""
+        known = np.stack(list(self._points.values())) if self._points else np.zeros((1, features.shape[1]))
+        nearest: Array = _distances(features, known).min(axis=1)
+        return nearest
+
+    def features(self, genome: Genome) -> Array:
+        """A row for `merits`."""
+        point = genome.parameters
+        found: list[float] = []
+        for name, coded, absent in self._codes:
+            found += coded[type(point[name]), point[name]] if name in point else absent
+        return np.array(found)
 
     def _correlation(self, points: Array) -> Array:
         """(len(points), len(basis))"""
-        return np.asarray(np.exp(-(_distances(points, self._at) @ self._weights)))
+        scale = np.sqrt(self._weights)[self._code_of]
+        return np.asarray(np.exp(-_distances(points * scale, self._at * scale)))
 
     def _append(self, row: int) -> None:
         """Extends the basis by one point, and the inverse factor by one row.
@@ -351,7 +345,8 @@ class Surrogate:
         if not any(self._scores[r] is not None for r in rows):
             return
         at, n = np.stack([self._points[r] for r in rows]), len(rows)
-        distances = _distances(at, at).reshape(n * n, -1)
+        parts = [_distances(p, p).ravel() for p in (at[:, self._code_of == j] for j in range(len(self._codes)))]
+        distances = np.stack(parts, axis=1)
         bordered = np.empty((n + 1, n + 1))
         targets = self._targets_of(rows)
 
@@ -379,17 +374,54 @@ class Surrogate:
         self._weights = weights
 
 
+_Code = tuple[Mapping[tuple[type, Value], list[float]], list[float]]
+
+
+def _codes(parameter: Parameter) -> Iterator[_Code]:
+    """Features of each value, and of a parameter that is not active: of one distance, or of two."""
+    values = parameter.values
+    if not isinstance(parameter, Ordinal):
+        side = math.sqrt(0.5)
+        coded = {(type(v), v): [side * (i == j) for j in range(len(values))] + [0.0] for i, v in enumerate(values)}
+        yield coded, [0.0] * len(values) + [side]
+        return
+    yield _steps(values, range(len(values)))
+    numbers = [v for v in values if type(v) is int and v >= 0]
+    if len(numbers) == len(values) and any(v & (v - 1) for v in numbers):  # else position says the same
+        powers = [v & -v for v in numbers]
+        rungs = sorted(set(powers))
+        if len(rungs) > 1:
+            yield _steps(values, [rungs.index(p) for p in powers])
+
+
+def _steps(values: Sequence[Value], positions: Sequence[int]) -> _Code:
+    """Of an ordinal: a column for each step of its range, taken or not. Half of every step is equally far from all values;
+    the last column brings that distance to 1."""
+    last = max(positions)
+    step = math.sqrt(1 / last)
+    coded = {(type(v), v): [step * (j < i) for j in range(last)] + [0.0] for v, i in zip(values, positions, strict=True)}
+    return coded, [step / 2] * last + [math.sqrt(0.75)]
+
+
 def _distances(a: Array, b: Array) -> Array:
-    """(len(a), len(b), parameters); codes of categories, and of inactive parameters (-1), are at least 1 apart."""
-    return np.minimum(np.abs(a[:, None, :] - b[None, :, :]), 1.0)
+    """(len(a), len(b)): squared Euclidean."""
+    squared: Array = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2.0 * (a @ b.T)
+    return np.maximum(squared, 0.0, out=squared)
 
 
-def _log_improvement(z: float) -> float:
+_erfc = np.frompyfunc(math.erfc, 1, 1)  # numpy has none
+
+
+def _log_improvement(z: Array) -> Array:
     """log of E[max(0, z + N(0, 1))]; far below zero by its asymptote, where the exact form is 0 - 0."""
-    if z > -5.0:
-        density = math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
-        return math.log(density + 0.5 * z * math.erfc(-z / math.sqrt(2.0)))
-    return -0.5 * z * z - 0.5 * math.log(2.0 * math.pi) - 2.0 * math.log(-z)
+    found = np.empty_like(z)
+    near = z > -5.0
+    x = z[near]
+    tail = np.asarray(_erfc(-x / math.sqrt(2.0)), dtype=np.float64)
+    found[near] = np.log(np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi) + 0.5 * x * tail)
+    x = z[~near]
+    found[~near] = -0.5 * x * x - 0.5 * math.log(2.0 * math.pi) - 2.0 * np.log(-x)
+    return found
 
 
 SAMPLER = EvolutionSampler

@@ -83,8 +83,7 @@ def test_its_history_is_bounded_and_keeps_the_best() -> None:
         (TPE, {"history": 3}, "'history' must be at least 16, got 3"),
         (EVOLUTION, {"population": 1}, "'population' must be at least 2, got 1"),
         (EVOLUTION, {"children": 0}, "'children' must be at least 1"),
-        (EVOLUTION, {"injection": 1.5}, "'injection' must be 0.0 to 1.0, got 1.5"),
-        (EVOLUTION, {"injection": "often"}, "'injection' of sampler evolution must be of type float"),
+        (EVOLUTION, {"pool": 1.5}, "'pool' of sampler evolution must be of type int, such as 200; got 1.5"),
     ],
 )
 def test_an_option_out_of_range_says_what_is_expected(
