@@ -73,7 +73,7 @@ class EvolutionSampler:
     def ask(self, order: int) -> Proposal:
         if self._first:
             proposal = self._first.popleft()
-        elif self._told < self._config.seeding or not self._surrogate.ready:
+        elif self._told < self._config.seeding:
             proposal = self._spread()
         else:
             proposal = self._evolve()
@@ -113,9 +113,11 @@ class EvolutionSampler:
         self._offer(self._draw())
         if not self._pool:
             return self._unseen.propose(self._rng)
-        members, features = zip(*self._pool.values(), strict=True)
-        merits = self._surrogate.merits(np.stack(features))
-        ranked: list[Proposal] = [members[i] for i in np.argsort(-merits, kind="stable")]  # of equal ones the oldest first
+        proposals = [proposal for proposal, _ in self._pool.values()]
+        if not self._surrogate.ready:  # too little has passed
+            return self._rng.choice(proposals)
+        merits = self._surrogate.merits(np.stack([features for _, features in self._pool.values()]))
+        ranked: list[Proposal] = [proposals[i] for i in np.argsort(-merits, kind="stable")]  # of equals the oldest first
         for proposal in ranked[self._config.pool :]:
             del self._pool[proposal.genome]
         return ranked[0]
@@ -133,7 +135,7 @@ class EvolutionSampler:
         return Proposal(genome=genome, operator="random")
 
     def _child(self) -> Proposal | None:
-        if not self._population:  # all that passed had the same machine code as a migrant
+        if not self._population:
             return None
         operator = self._rng.choices(self._operators, [o.weight for o in self._operators])[0]
         parents = [self._select() for _ in range(operator.arity)]
