@@ -31,7 +31,7 @@ BAD = {
     "sampler": (["search", "layernorm", "--sampler", "luck"], "unknown sampler 'luck'; known: evolution, random, tpe"),
     "sampler option": (["search", "layernorm", "--sampler-option", "popluation=9"], "did you mean population?"),
     "sampler value": (["search", "layernorm", "--sampler-option", "population=few"], "of type int, such as 20; got 'few'"),
-    "sampler range": (["search", "layernorm", "--sampler-option", "injection=7"], "'injection' must be"),
+    "sampler range": (["search", "layernorm", "--sampler-option", "population=1"], "'population' must be"),
     "sampler pair": (["search", "layernorm", "--sampler-option", "few"], "--sampler-option 'few' is not NAME=VALUE"),
     "option": (["search", "layernorm", "--bugdet", "1m"], "(see: evo search --help)"),
     "parameter": (["search", "layernorm", "--fix", "treads=1"], "unknown parameter 'treads'; did you mean threads"),
