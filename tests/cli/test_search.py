@@ -109,7 +109,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     folder = tmp_path_factory.mktemp("searched")
     write_kernel(folder / "toy", ("honest", "wrong", *(f"like_honest_{i}" for i in range(4))))
     arguments = ("--target", "cpu", "--evaluations", "12", "--seed", "3", "--name", "small", "--finalists", "2")
-    arguments = (*arguments, "--sampler-option", "population=7", "--sampler-option", "injection=0.25")
+    arguments = (*arguments, "--sampler-option", "population=7", "--sampler-option", "tournament=2")
     return folder, evo("search", "./toy", *arguments, "--json", cwd=folder)
 
 
@@ -129,7 +129,7 @@ def test_a_search_ends_with_one_document(searched: tuple[Path, Ended]) -> None:
     with sqlite3.connect(folder / "runs" / "lineage.db") as connection:
         (options,) = connection.execute("select json_extract(options, '$.sampler') from run where name = 'small'").fetchone()
     connection.close()
-    assert json.loads(options) == {"population": 7, "injection": 0.25}, "they are kept with the run"
+    assert json.loads(options) == {"population": 7, "tournament": 2}, "they are kept with the run"
 
 
 @pytest.fixture
