@@ -88,9 +88,14 @@ def _replay_all(asked: Sequence[tuple[Path, str, Mapping[str, object], int, int]
     """In their order; on a terminal with a bar that shows how far it is."""
     context = multiprocessing.get_context("spawn")
     console = Console(stderr=True)
-    with ProcessPoolExecutor(min(jobs, len(asked)), context, initializer=threadpool_limits, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(min(jobs, len(asked)), context, initializer=_use_one_thread) as pool:
         made = pool.map(replay_once, *zip(*asked, strict=True))
         yield from track(made, "replaying", len(asked), console=console, transient=True, disable=not console.is_terminal)
+
+
+def _use_one_thread() -> None:
+    """Of this module, which imports numpy: a library that is loaded later would take all cores in every process."""
+    threadpool_limits(1)
 
 
 def _draw(folder: Path, found: Mapping[tuple[Path, str], Sequence[Replay]]) -> list[str]:
