@@ -210,13 +210,14 @@ class Space:
                     point = moved if self.is_legal(moved) else point
         return point
 
-    def neighbours(self, point: Mapping[str, Value]) -> Iterator[Point]:
-        """Legal points one step away in one parameter (others are dropped or filled in where a condition
-        turns)."""
+    def neighbours(self, point: Mapping[str, Value], *, far: bool = False) -> Iterator[Point]:
+        """Legal points one step away in one parameter (others are dropped or filled in where a condition turns); far: at any
+        other value of it."""
         for p in self.parameters:
             if p.name not in point:
                 continue
-            for value in p.steps_from(point[p.name]):
+            others = (v for v in p.values if v != point[p.name]) if far else p.steps_from(point[p.name])
+            for value in others:
                 near = self.complete({**point, p.name: value})
                 if self.is_legal(near):
                     yield near

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from evo.evaluation import Parent, Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Parameter, Space, Value
-from evo.search.operators import change, find_operator, operator_names, repair
+from evo.search.operators import find_operator, operator_names, repair
 from evo.search.samplers import Unseen, at_least, first_proposals, read_options
 
 _ROLES = {1: ("parent",), 2: ("first", "second")}
@@ -157,12 +157,9 @@ class EvolutionSampler:
     def _surround(self) -> None:
         """Offers all legal points that differ from the best in one parameter, however far: mutations mostly take a step."""
         _, order, genome = self._population[0]
-        point, parents = genome.parameters, (Parent(order=order, role="parent"),)
-        for p in self._space.parameters:
-            for value in p.values if p.name in point else ():
-                near = change(self._rng, self._space, point, {p.name: value})
-                if self._space.is_legal(near):
-                    self._offer(Proposal(genome=Genome.of(near), operator="surround", parents=parents))
+        parents = (Parent(order=order, role="parent"),)
+        for near in self._space.neighbours(genome.parameters, far=True):
+            self._offer(Proposal(genome=Genome.of(near), operator="surround", parents=parents))
 
 
 # -- the surrogate --------------------------------------------------------------------------------------------------
@@ -265,8 +262,7 @@ class Surrogate:
 
     def distances(self, features: Array) -> Array:
         """Of each row from the nearest of all points so far, all parameters weighing the same."""
-        known = np.stack(list(self._points.values())) if self._points else np.zeros((1, features.shape[1]))
-        nearest: Array = _distances(features, known).min(axis=1)
+        nearest: Array = _distances(features, np.stack(list(self._points.values()))).min(axis=1)
         return nearest
 
     def features(self, genome: Genome) -> Array:
