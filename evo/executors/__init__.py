@@ -36,7 +36,7 @@ class ExecutorConfig:
     measure_timeout_s: float = 30.0
     """At most, for the gate and for the timing. What has taken twenty times as long as the median of its kind is ended
     before, but not earlier than after its floor."""
-    build_floor_s: float = 2.0
+    build_floor_s: float = 15.0
     gate_floor_s: float = 1.0
     """A GPU may take a second to name a trap: with less it counts as a timeout."""
     timing_floor_s: float = 10.0
