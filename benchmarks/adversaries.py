@@ -1,12 +1,13 @@
 """Tries every known mistake of a template, and random legal candidates, on the device at hand.
 
     python benchmarks/adversaries.py [--target cpu|cuda] [--dtype float16] [--json]
-    python benchmarks/adversaries.py [--target cpu|cuda] --random 200 [--kernel attention] [--seed 1] [--json]
+    python benchmarks/adversaries.py [--target cpu|cuda] --random 200 [--kernel attention] [--gates 3] [--json]
 
 The first prints, for each cheat of tests/adversaries, the stage that refused it (build, load, launch, gate, drawn, timed,
 neighbour) and the recorded reason; exit code 1 if a cheat was accepted, or a right variant refused. The second builds
-and gates random legal genomes of a kernel, spread over sizes and dtypes, and prints how many passed, and why the
-others did not: what a search space promises, its template has to keep. Exit code 1 if a genome was refused.
+random legal genomes of a kernel, spread over sizes and dtypes, gates each several times, on data and random cases of a new
+seed, and prints how many passed, and why the others did not: what a search space promises, its template has to keep. Exit
+code 1 if a genome was refused.
 
 A cheat stays if a template can do it by accident. What only a hostile author writes is not looked for: candidates are not
 sandboxed, and templates are code of yours.
@@ -58,6 +59,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -66,12 +68,14 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the cheats are the tests'
 
-from evo.evaluation import Status
+from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.measure import Request
+from evo.measure.cases import random_cases
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.search.tasks import RANDOM_CASES
 from evo.targets import find_target
 from tests.adversaries.cheats import names_for
 from tests.adversaries.trial import try_all, workload_for
@@ -107,54 +111,75 @@ def try_cheats(place: Place, dtype: str, *, as_json: bool) -> bool:
     return all(bool(v.stage) == bool(v.cheat.stage) for v in verdicts)
 
 
-def workloads_of(name: str, target: str, dtype: str | None) -> list[Workload]:
-    """What random genomes are for: of layernorm more sizes than the kernel itself names."""
-    kernel = load_kernel(name)
-    if name != "layernorm":
-        return [w for w in kernel.workloads[target] if dtype in (None, w.dtype)]
-    return [
-        kernel.workload(target, f"rows=64,cols={cols},dtype={of}")
-        for cols in _COLUMNS[target]
-        for of in ((dtype,) if dtype else kernel.dtypes[target])
-    ]
+def workloads_of(kernel: Kernel, target: str, dtypes: Sequence[str]) -> list[Workload]:
+    """What random genomes are for: the kernel's own sizes, or, of one that works on rows, rows of several lengths."""
+    keys = dict.fromkeys(w.key.replace(f",dtype={w.dtype}", "") for w in kernel.workloads[target])
+    if {d.name for d in kernel.dimensions} == {"rows", "cols"}:
+        keys = dict.fromkeys(f"rows=64,cols={cols}" for cols in _COLUMNS[target])
+    return [kernel.workload(target, f"{key},dtype={dtype}") for key in keys for dtype in dtypes]
 
 
-def try_random(place: Place, name: str, count: int, seed: int, dtype: str | None, *, as_json: bool) -> bool:
+def try_random(place: Place, kernel: Kernel, dtypes: Sequence[str], given: argparse.Namespace) -> bool:
     """Whether every genome compiles and is right."""
-    kernel, limits = load_kernel(name), find_target(place.target).limits(place.arch)
-    rng = random.Random(seed)
-    workloads = workloads_of(name, place.target, dtype)
-    chosen = sorted(rng.randrange(len(workloads)) for _ in range(count))  # one after another: data are made once
-    spaces = [kernel.space(place.target, w, limits) for w in workloads]
-    genomes = [(workloads[i], Genome.of(spaces[i].sample(rng))) for i in chosen]
-
-    def request(index: int) -> Request:
-        workload, genome = genomes[index]
-        return Request(
-            kernel=name, target=place.target, arch=place.arch, genome=genome, workload=workload, seed=seed
+    target, rng = place.target, random.Random(given.seed)
+    limits = find_target(target).limits(place.arch)
+    workloads = workloads_of(kernel, target, dtypes)
+    spaces = [kernel.space(target, w, limits) for w in workloads]
+    chosen = sorted(rng.randrange(len(workloads)) for _ in range(given.random))  # one after another: data are made once
+    asked = [
+        Request(
+            kernel=given.kernel,
+            target=target,
+            arch=place.arch,
+            genome=Genome.of(spaces[i].sample(rng)),
+            workload=workloads[i],
+            seed=given.seed,
         )
+        for i in chosen
+    ]
+    outcomes, faults = Counter[str](), list[dict[str, object]]()
 
-    requests = [request(i) for i in range(count)]
-    builds = [place.executor.build(r) for r in requests]
-    outcomes, faults, gate_s = Counter[str](), list[dict[str, object]](), 0.0
-    for asked, future in zip(requests, builds, strict=True):
-        build = future.result()
-        status, reason = build.status, build.log
-        if build.binary is not None:
-            measured = place.executor.measure(replace(asked, build=build, time=False)).result()
-            status, reason = measured.status, measured.log
+    def note(request: Request, found: Build | Evaluation) -> None:
+        outcomes[found.status] += 1
+        if found.status is not Status.OK:
+            told = {"workload": request.workload.key, "seed": request.seed, "status": found.status}
+            faults.append({**told, "reason": found.log[-400:], "genome": dict(request.genome.parameters)})
+
+    built = list[tuple[Request, Build]]()
+    for request, building in [(r, place.executor.build(r)) for r in asked]:
+        build = building.result()
+        if build.binary is None:
+            note(request, build)
+        else:
+            built.append((request, build))
+    gate_s = 0.0
+    for seed in range(given.seed, given.seed + given.gates):
+        cases = {w: random_cases(kernel, target, w, seed, RANDOM_CASES) for w in workloads}
+        gates = [
+            replace(request, seed=seed, build=build, time=False, cases=(rng.choice(cases[request.workload]),))
+            for request, build in built
+        ]
+        for gated, measuring in [(g, place.executor.measure(g)) for g in gates]:
+            measured = measuring.result()
             gate_s += measured.gate_seconds
-        outcomes[status] += 1
-        if status is not Status.OK:
-            fault = {"workload": asked.workload.key, "status": status, "reason": reason.strip()[-400:]}
-            faults.append({**fault, "genome": dict(asked.genome.parameters)})
-    if as_json:
-        print(json.dumps({"outcomes": outcomes, "faults": faults, "gate_seconds": gate_s}, indent=1))
+            note(gated, measured)
+    record = {
+        "kernel": kernel.name,
+        "dtypes": dtypes,
+        "genomes": len({(r.genome, r.workload) for r in asked}),
+        "outcomes": outcomes,
+        "faults": faults,
+        "gate_ms": 1e3 * gate_s / max(1, len(built) * given.gates),
+        "build_s": sum(b.seconds for _, b in built) / max(1, len(built)),
+    }
+    if given.json:
+        print(json.dumps(record, indent=1))
     else:
-        print(f"{count} genomes: " + ", ".join(f"{n} {status}" for status, n in outcomes.most_common()))
-        print(f"{1e3 * gate_s / max(1, count):.1f} ms of gate each")
+        gates_of = ", ".join(f"{n} {status}" for status, n in outcomes.most_common())
+        print(f"{record['genomes']} genomes of {kernel.name}, {', '.join(dtypes)}, {given.gates} gates each: {gates_of}")
+        print(f"{record['gate_ms']:.1f} ms a gate, {record['build_s']:.2f} s a build")
         for fault in faults:
-            print(f"{fault['status']}, {fault['workload']}: {fault['reason']}\n    {fault['genome']}")
+            print(f"{fault['status']}, {fault['workload']}, seed {fault['seed']}: {fault['reason']}\n    {fault['genome']}")
     return set(outcomes) == {Status.OK}
 
 
@@ -165,21 +190,21 @@ def main() -> int:
     parser.add_argument("--random", type=int, metavar="N", help="try N random genomes of a kernel instead")
     parser.add_argument("--kernel", default="layernorm", help="whose, by name or folder")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gates", type=int, default=1, metavar="N", help="of each genome, each with a seed of its own")
     parser.add_argument("--builders", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    dtypes = load_kernel("layernorm").dtypes[given.target]
+    kernel = load_kernel(given.kernel)
+    dtypes = (given.dtype,) if given.dtype else kernel.dtypes[given.target]
     arch = find_target(given.target).device().arch
     with tempfile.TemporaryDirectory(prefix="evo-adversaries-") as cache:
         executor = LocalExecutor(given.target, ExecutorConfig(builders=given.builders, cache_dir=Path(cache)))
         try:
             place = Place(executor=executor, target=given.target, arch=arch)
             if given.random is not None:
-                passed = try_random(
-                    place, given.kernel, given.random, given.seed, given.dtype, as_json=given.json
-                )
+                passed = try_random(place, kernel, dtypes, given)
             else:
-                passed = try_cheats(place, given.dtype or dtypes[0], as_json=given.json)
+                passed = try_cheats(place, dtypes[0], as_json=given.json)
         finally:
             executor.close()
     return 0 if passed else 1

@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, cycle
 from typing import Any
@@ -46,7 +46,7 @@ from evo.measure.cases import MOST_BYTES, draw_inputs, simpler
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
 from evo.problem.space import Point
 from evo.problem.stated import call_stated, mistake, wrong_outputs
-from evo.runtime.tolerance import Expected, compare, expected, findings, verdict
+from evo.runtime.tolerance import FINDINGS, Expected, compare, expected, findings, verdict
 from evo.targets import Session
 
 _INPUT_ROUNDINGS = 8
@@ -163,13 +163,13 @@ class Gate:
         data = draw_inputs(self._kernel, case, generator)
         wide = device.type == "cuda" or repeated or not kept
         layout = Layout(data, outputs, case.offset, guard_bytes=WIDE_GUARD_BYTES if wide else GUARD_BYTES)
-        expected = expected_outputs(self._kernel, data, case.workload)
+        expected = expected_outputs(self._kernel, data, case.workload, case.data)
         here, plain = Memory(layout, device), image(data, expected, NAN)
         trials = [_Trial(memory=here, image=plain, inputs=data, expected=expected)]
         if repeated:
             _check_own(self._kernel, case, expected)
             other = draw_inputs(self._kernel, case, generator)
-            wanted = expected_outputs(self._kernel, other, case.workload)
+            wanted = expected_outputs(self._kernel, other, case.workload, case.data)
             there, odd = Memory(layout, device), image(data, expected, HUGE)
             stale = image(data, expected, HUGE)
             for e in wanted:
@@ -319,13 +319,13 @@ class Gate:
             output = memory.outputs[e.name]
             flags += [(bits(output) != bits(first[e.name])).any().double()] if trial.repeats else findings(output, e)
         values = torch.stack(flags).tolist()  # the one synchronisation
-        outcome = values[len(values) - (1 if trial.repeats else 3) * len(judged) :]
+        outcome = values[len(values) - (1 if trial.repeats else FINDINGS) * len(judged) :]
         error: float | None = 0.0
         last, reason = trial.expected[-1], ""
         for i, e in enumerate(judged):
             last = e
             if not trial.repeats:
-                error, reason = verdict(tuple(outcome[3 * i : 3 * i + 3]), memory.outputs[e.name], e)
+                error, reason = verdict(tuple(outcome[FINDINGS * i : FINDINGS * (i + 1)]), memory.outputs[e.name], e)
             elif outcome[i]:
                 error, reason = compare(memory.outputs[e.name], e)
                 reason = reason or "result differs between repeats"
@@ -480,8 +480,9 @@ def stated_outputs(
     return found
 
 
-def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
-    """References and bounds for one set of inputs, on their device."""
+def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload, data: str = "") -> tuple[Expected, ...]:
+    """References and bounds for one set of inputs, on their device. data: their distribution; left out, the kernel's first.
+    In others results may be few numbers many times, and lean one way together."""
     wide = {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
     references = stated_outputs(kernel, "`reference`", kernel.reference, wide, workload)
     same_dtype = kernel.same_dtype or kernel.reference_baseline.call
@@ -491,8 +492,10 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tup
     roundings = _roundings(kernel, wide, workload, compared)
     found = []
     for name, (argument, dtype) in outputs.items():
-        tolerance = astuple(_tolerance(kernel, argument, workload))
-        found.append(expected(name, references[name], own.get(name), dtype, tolerance, roundings.get(name, 0.0)))
+        tolerance = _tolerance(kernel, argument, workload)
+        numbers = (tolerance.atol, tolerance.rtol, tolerance.torch_factor)
+        kept = [k for k in tolerance.keeps if k != "rounding" or data in ("", kernel.data[0])]
+        found.append(expected(name, references[name], own.get(name), dtype, numbers, roundings.get(name, 0.0), kept))
     return tuple(found)
 
 

@@ -173,16 +173,23 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """`allclose(atol, rtol)` against float64, and at most `torch_factor` times PyTorch's own largest error."""
+    """`allclose(atol, rtol)` against float64, and at most `torch_factor` times PyTorch's own largest error.
+
+    keeps: what is to be as in the reference although these would let it pass. "denormals": results below the smallest normal
+    number are not 0. "overflow": what is too large is Inf, not the largest number. "rounding": results of 16 bits are
+    rounded to nearest, not towards 0. "zero_sign": where the reference is 0, or -0, so is the result."""
 
     atol: float
     rtol: float
     torch_factor: float = 2.0
+    keeps: tuple[str, ...] = ("overflow", "rounding")
 
+
+_KEPT = frozenset({"denormals", "overflow", "rounding", "zero_sign"})
 
 TOLERANCE = MappingProxyType(
     {
-        "float16": Tolerance(atol=2e-3, rtol=2e-3),
+        "float16": Tolerance(atol=2e-3, rtol=2e-3, keeps=("denormals", "overflow", "rounding")),
         "bfloat16": Tolerance(atol=1.6e-2, rtol=1.6e-2),
         "float32": Tolerance(atol=5e-5, rtol=1e-5),
         "float64": Tolerance(atol=1e-12, rtol=1e-12),
@@ -348,6 +355,8 @@ class Kernel:
                 yield f": argument {a.name!r} has an unknown dimension {unknown!r}"
         for name in set(self.option_min) - set(self.options):
             yield f": `option_min` names {name!r}, which is not one of its options"
+        for unknown in {k for t in self.tolerance.values() for k in t.keeps} - _KEPT:
+            yield f": a tolerance keeps {unknown!r}, which is none of {', '.join(sorted(_KEPT))}"
         for target, dtypes in self.dtypes.items():
             if not self.workloads.get(target):
                 yield f": no workload of target {target!r}; give `workloads` one"

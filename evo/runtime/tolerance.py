@@ -3,12 +3,22 @@
 A result is compared elementwise, within a tolerance, with a reference in float64, and its largest error with the largest
 error of PyTorch's own result on the same input: at most `torch_factor` times that (the rule FlashAttention tests by, Dao
 et al. 2022), plus what rounding may do. Where the reference is not finite the result must agree exactly; where it is finite
-the result must be.
+the result must be. What the tolerance would let pass, and is to be kept nevertheless, is stated by
+name: denormals, overflow, rounding, zero_sign (`evo.problem.kernel.Tolerance` says what they mean).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
+
+_SAMPLED = 1 << 17
+"""Elements of an output in which denormals, rounding and zeros are looked at."""
+_MANY, _SEVERAL = 4096, 8
+"""Results, and denormal ones, below which a share says nothing."""
+_LEAN = 0.2
+"""Of an eps that results lean towards 0 by, or away from it, in the mean: truncation does by 0.35."""
+FINDINGS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +35,7 @@ class Expected:
     torch_error: float
     largest_allowed: float
     all_finite: bool
+    keeps: Collection[str] = ("overflow",)
 
 
 def expected(
@@ -34,6 +45,7 @@ def expected(
     dtype: torch.dtype,
     tolerance: tuple[float, float, float],
     rounding: float = 0.0,
+    keeps: Collection[str] = ("overflow",),
 ) -> Expected:
     """own: PyTorch's result; None if it has none to compare with. dtype: of the output. tolerance: atol, rtol and
     torch_factor. rounding: how far from the reference the roundings on the way may lead, as far as that is known."""
@@ -59,27 +71,51 @@ def expected(
         torch_error=torch_error,
         largest_allowed=max(limit, torch.finfo(dtype).smallest_normal),
         all_finite=bool(finite.all()),
+        keeps=keeps,
     )
 
 
 def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
-    """Largest error, elements beyond their bound, NaN or Inf of the reference that are lost: float64, left on the
-    device, for `verdict`."""
+    """Largest error; elements beyond their bound; NaN or Inf of the reference that are lost; how far results lean towards 0;
+    the share of denormal ones that are 0; zeros of the wrong sign: `FINDINGS` numbers, left on the device for `verdict`."""
     wide = output.double()
     error = (wide - expected.reference).abs_()
     beyond = ~(error <= expected.allowed)  # a NaN is, too
-    if expected.all_finite:
-        return [error.max(), beyond.sum(dtype=torch.float64), error.new_zeros(())]
-    agrees = (wide == expected.reference.to(output.dtype).double()) | (expected.reference.isnan() & wide.isnan())
-    error, beyond = torch.where(expected.finite, error, 0.0), beyond & expected.finite
-    return [error.max(), beyond.sum(dtype=torch.float64), (~agrees & ~expected.finite).sum(dtype=torch.float64)]
+    lost = error.new_zeros(())
+    if not expected.all_finite:
+        rounded = expected.reference.to(output.dtype)
+        agrees = (output == rounded) | (rounded.isnan() & output.isnan())
+        if "overflow" not in expected.keeps:
+            agrees |= expected.reference.isfinite() & (output == rounded.nan_to_num())
+        error, beyond = torch.where(expected.finite, error, 0.0), beyond & expected.finite
+        lost = (~agrees & ~expected.finite).sum(dtype=torch.float64)
+    return [error.max(), beyond.sum(dtype=torch.float64), lost, *_habits(output, expected)]
+
+
+def _habits(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
+    none = torch.zeros((), dtype=torch.float64, device=output.device)
+    if not {*expected.keeps} - {"overflow"}:
+        return [none] * 3
+    result, wanted = output.flatten()[:_SAMPLED].double(), expected.reference.flatten()[:_SAMPLED]
+    limits = torch.finfo(output.dtype)
+    lean = flushed = turned = none
+    if "rounding" in expected.keeps and limits.bits == 16:
+        normal = wanted.abs() >= limits.smallest_normal
+        off = ((1 - result / wanted) / limits.eps).clamp(-1, 1).where(normal & wanted.isfinite() & result.isfinite(), 0.0)
+        lean = off.sum() / normal.sum().clamp(min=_MANY)
+    if "denormals" in expected.keeps:
+        denormal = (wanted.abs() < limits.smallest_normal) & (wanted.abs() > limits.tiny * limits.eps)
+        flushed = (denormal & (result == 0)).sum() / denormal.sum().clamp(min=_SEVERAL).double()
+    if "zero_sign" in expected.keeps:
+        turned = ((wanted == 0) & (result == 0) & (wanted.signbit() != result.signbit())).sum(dtype=torch.float64)
+    return [lean, flushed, turned]
 
 
 def verdict(
     found: tuple[float, ...], output: torch.Tensor | None, expected: Expected
 ) -> tuple[float | None, str]:
     """(largest error, reason for refusal or "") from the values of `findings`. output: None if it is no longer there."""
-    measured, wrong, missing = found
+    measured, wrong, missing, lean, flushed, turned = found
     if missing:
         return None, f"{missing:.0f} of {int((~expected.finite).sum())} NaN or Inf of the reference are lost"
     if measured != measured:
@@ -90,6 +126,12 @@ def verdict(
     if measured > expected.largest_allowed:
         allowed, own = expected.largest_allowed, expected.torch_error
         return measured, f"error {measured:.3g} exceeds {allowed:.3g} (PyTorch: {own:.3g})"
+    if abs(lean) > _LEAN:
+        return measured, f"results lean {'towards' if lean > 0 else 'away from'} 0, as if they were not rounded to nearest"
+    if flushed > 0.5:
+        return measured, f"{flushed:.0%} of the results below the smallest normal number are 0"
+    if turned:
+        return measured, f"{turned:.0f} zeros have the wrong sign"
     return measured, ""
 
 

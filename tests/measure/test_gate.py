@@ -21,6 +21,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Launch, Workload, load_kernel
 from evo.problem.render import render
 from evo.runtime.tolerance import Expected, compare
+from evo.runtime.tolerance import expected as rule
 from evo.targets import Loaded, Session, find_target
 
 KERNEL = load_kernel("layernorm")
@@ -245,6 +246,34 @@ def test_a_reference_that_overflows_the_outputs_dtype_expects_inf() -> None:
     wanted = expected([1.0, 1e6], dtype=torch.float16)
     assert compare(torch.tensor([1.0, INF], dtype=torch.float16), wanted) == (0.0, "")
     assert "are lost" in compare(torch.tensor([1.0, 65504.0], dtype=torch.float16), wanted)[1]
+
+
+def rounded_towards_zero(values: torch.Tensor) -> torch.Tensor:
+    nearest = values.to(torch.bfloat16)
+    bits = nearest.view(torch.int16) - (nearest.double().abs() > values.abs()).to(torch.int16)
+    return bits.view(torch.bfloat16)
+
+
+NUMBERS = torch.randn(8192, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+DENORMALS = torch.linspace(1e-6, 6e-5, 32, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("kept", "result", "reference", "reason"),
+    [
+        ("overflow", torch.tensor([65504.0], dtype=torch.float16), torch.tensor([7e4], dtype=torch.float64), "are lost"),
+        ("rounding", rounded_towards_zero(NUMBERS), NUMBERS, "results lean towards 0, as if they were not rounded"),
+        ("denormals", torch.zeros(32, dtype=torch.float16), DENORMALS, "100% of the results below the smallest normal"),
+        ("zero_sign", torch.tensor([0.0, -0.0]), torch.tensor([-0.0, -0.0], dtype=torch.float64), "1 zeros have the wrong"),
+    ],
+)
+def test_what_a_tolerance_would_let_pass_is_kept_where_that_is_stated(
+    kept: str, result: torch.Tensor, reference: torch.Tensor, reason: str
+) -> None:
+    exact = rule("y", reference, None, result.dtype, (1e-2, 1e-2, 2.0), keeps=(kept,))
+    assert reason in compare(result, exact)[1]
+    assert compare(reference.to(result.dtype), exact)[1] == ""
+    assert compare(result, replace(exact, keeps=()))[1] == ""
 
 
 def test_an_empty_output_is_right() -> None:
