@@ -115,7 +115,8 @@ def workloads_of(kernel: Kernel, target: str, dtypes: Sequence[str]) -> list[Wor
     """What random genomes are for: the kernel's own sizes, or, of one that works on rows, rows of several lengths."""
     keys = dict.fromkeys(w.key.replace(f",dtype={w.dtype}", "") for w in kernel.workloads[target])
     if {d.name for d in kernel.dimensions} == {"rows", "cols"}:
-        keys = dict.fromkeys(f"rows=64,cols={cols}" for cols in _COLUMNS[target])
+        (most,) = (d.high for d in kernel.dimensions if d.name == "cols")
+        keys = dict.fromkeys(f"rows=64,cols={cols}" for cols in _COLUMNS[target] if cols <= most)
     return [kernel.workload(target, f"{key},dtype={dtype}") for key in keys for dtype in dtypes]
 
 
