@@ -482,7 +482,7 @@ def stated_outputs(
 
 def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload, data: str = "") -> tuple[Expected, ...]:
     """References and bounds for one set of inputs, on their device. data: their distribution; left out, the kernel's first.
-    In others results may be few numbers many times, and lean one way together."""
+    In others, errors of whole rows may lean one way together."""
     wide = {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
     references = stated_outputs(kernel, "`reference`", kernel.reference, wide, workload)
     same_dtype = kernel.same_dtype or kernel.reference_baseline.call

@@ -101,7 +101,9 @@ def _habits(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
     lean = flushed = turned = none
     if "rounding" in expected.keeps and limits.bits == 16:
         normal = wanted.abs() >= limits.smallest_normal
-        off = ((1 - result / wanted) / limits.eps).clamp(-1, 1).where(normal & wanted.isfinite() & result.isfinite(), 0.0)
+        # From what is rounded to nearest: few numbers many times may all be rounded the same way.
+        off = ((wanted.to(output.dtype).double() - result) / wanted / limits.eps).clamp(-1, 1)
+        off = off.where(normal & wanted.isfinite() & result.isfinite(), 0.0)
         lean = off.sum() / normal.sum().clamp(min=_MANY)
     if "denormals" in expected.keeps:
         denormal = (wanted.abs() < limits.smallest_normal) & (wanted.abs() > limits.tiny * limits.eps)
@@ -127,7 +129,8 @@ def verdict(
         allowed, own = expected.largest_allowed, expected.torch_error
         return measured, f"error {measured:.3g} exceeds {allowed:.3g} (PyTorch: {own:.3g})"
     if abs(lean) > _LEAN:
-        return measured, f"results lean {'towards' if lean > 0 else 'away from'} 0, as if they were not rounded to nearest"
+        way = "towards" if lean > 0 else "away from"
+        return measured, f"results lean {way} 0, as if not rounded to nearest (if meant: `keeps` of its tolerance)"
     if flushed > 0.5:
         return measured, f"{flushed:.0%} of the results below the smallest normal number are 0"
     if turned:

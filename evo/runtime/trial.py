@@ -269,7 +269,7 @@ def compare(
         return 0.0, 0.0, f"{own.dtype} {tuple(own.shape)} is not the form of PyTorch's result"
     tolerance = package.kernel["tolerance"][str(own.dtype).removeprefix("torch.")]
     numbers = (tolerance["atol"], tolerance["rtol"], tolerance["torch_factor"])
-    # Of any data, where results may be few numbers many times, and lean one way together.
+    # Of any data, where errors of whole rows may lean one way together.
     keeps = [kept for kept in tolerance.get("keeps", ("overflow",)) if kept != "rounding"]
     wanted = tolerance_rule.expected("result", exact, original, own.dtype, numbers, rounding, keeps)
     error, reason = tolerance_rule.compare(own, wanted)

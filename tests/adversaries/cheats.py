@@ -76,7 +76,7 @@ CHEATS = (
     Cheat(name="half_accumulation"),
     Cheat(name="nan_is_zero", reason=_LOST, case="non_finite"),
     Cheat(name="loses_inf", reason=_LOST, case="non_finite"),
-    Cheat(name="truncates", reason="not rounded to nearest", targets=("cuda",)),  # of 16 bits
+    Cheat(name="truncates", reason="as if not rounded to nearest", targets=("cuda",)),  # of 16 bits
     Cheat(name="flushes_denormals", case="tiny", targets=("cuda",)),  # denormal in float16
     Cheat(name="aligned_only", reason="1 of", case="offset="),
     Cheat(name="tuned_columns", stage="gate", reason="1 of", targets=("cpu",)),

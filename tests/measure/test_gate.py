@@ -262,7 +262,7 @@ DENORMALS = torch.linspace(1e-6, 6e-5, 32, dtype=torch.float64)
     ("kept", "result", "reference", "reason"),
     [
         ("overflow", torch.tensor([65504.0], dtype=torch.float16), torch.tensor([7e4], dtype=torch.float64), "are lost"),
-        ("rounding", rounded_towards_zero(NUMBERS), NUMBERS, "results lean towards 0, as if they were not rounded"),
+        ("rounding", rounded_towards_zero(NUMBERS), NUMBERS, "results lean towards 0, as if not rounded"),
         ("denormals", torch.zeros(32, dtype=torch.float16), DENORMALS, "100% of the results below the smallest normal"),
         ("zero_sign", torch.tensor([0.0, -0.0]), torch.tensor([-0.0, -0.0], dtype=torch.float64), "1 zeros have the wrong"),
     ],
@@ -274,6 +274,12 @@ def test_what_a_tolerance_would_let_pass_is_kept_where_that_is_stated(
     assert reason in compare(result, exact)[1]
     assert compare(reference.to(result.dtype), exact)[1] == ""
     assert compare(result, replace(exact, keeps=()))[1] == ""
+
+
+def test_numbers_that_are_all_rounded_the_same_way_do_not_lean() -> None:
+    tenths = torch.full((8192,), 0.1, dtype=torch.float64)
+    exact = rule("y", tenths, None, torch.bfloat16, (1e-2, 1e-2, 2.0), keeps=("rounding",))
+    assert compare(tenths.to(torch.bfloat16), exact)[1] == ""
 
 
 def test_an_empty_output_is_right() -> None:
