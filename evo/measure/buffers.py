@@ -121,6 +121,8 @@ class Memory:
         views = {(s.is_output, s.name): s.view(self.bytes) for s in layout.spans}
         self.inputs: Tensors = {n: t for (out, n), t in views.items() if not out} | dict.fromkeys(layout.absent)
         self.outputs = {n: t for (out, n), t in views.items() if out}
+        self.arguments: tuple[object, ...] | None = None
+        """Of an entry point that is called on it, but for a workspace: read once, for all candidates."""
         self._fixed = [words_of(self.bytes, start, end) for start, end in layout.fixed]
         self.before_outputs = self.bytes[: layout.before_outputs // 16 * 16]
 
@@ -273,15 +275,19 @@ def _allocate(count: int, size: int, device: torch.device) -> torch.Tensor:
     return whole[first : first + count * size].view(count, size)
 
 
-def sum_of(tensors: Iterable[torch.Tensor]) -> int:
-    """The sum of all their bits as integers, modulo 2^64, in few calls. All are on one device."""
-    alike: dict[torch.dtype, list[torch.Tensor]] = {}
-    for t in tensors:
-        whole = t.dtype == torch.uint8 and t.numel() % 8 == 0
-        words = t.view(torch.int64) if whole else bits(t)
-        alike.setdefault(words.dtype, []).append(words.reshape(-1))
-    sums = [torch.cat(group).sum(dtype=torch.int64) for group in alike.values()]
-    return sum(torch.stack(sums).tolist()) % (1 << 64) if sums else 0
+def words_in(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """All their bits as integers."""
+    return [t.view(torch.int64) if t.dtype == torch.uint8 and t.numel() % 8 == 0 else bits(t) for t in tensors]
+
+
+def sums_of(words: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of each tensor of integers, modulo 2^64."""
+    return torch.stack([t.sum(dtype=torch.int64) for t in words]) if words else torch.zeros(1, dtype=torch.int64)
+
+
+def total(sums: torch.Tensor) -> int:
+    """Modulo 2^64."""
+    return int(sums.sum()) % (1 << 64)
 
 
 def _sums(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:

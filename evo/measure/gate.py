@@ -40,17 +40,17 @@ from evo.measure.buffers import (
     Workspace,
     bits,
     same,
-    sum_of,
+    sums_of,
+    total,
+    words_in,
 )
 from evo.measure.cases import MOST_BYTES, draw_inputs, simpler
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
 from evo.problem.space import Point
 from evo.problem.stated import call_stated, mistake, wrong_outputs
-from evo.runtime.tolerance import FINDINGS, Expected, compare, expected, findings, verdict
+from evo.runtime.tolerance import FINDINGS, Expected, compare, expected, findings, input_roundings, verdict
 from evo.targets import Session
 
-_INPUT_ROUNDINGS = 8
-"""About those of a sum of a hundred terms in order: they grow with the root of their number (Higham and Mary 2019)."""
 _FEW_ELEMENTS, _DRAWS = 1 << 14, 8
 """In so few elements of the outputs the largest change is luck, too: the largest of so many draws is taken."""
 _MOST_ELEMENTS = 1 << 24
@@ -78,8 +78,13 @@ class Invocation:
 
     def values(self, workload: Workload, memory: Memory) -> tuple[object, ...]:
         """The arguments in order: tensors, None, numbers."""
-        own = {name: t if t.numel() else None for name, t in self.workspace.tensors.items()}
-        return argument_values(self._kernel, workload, {**memory.inputs, **own}, memory.outputs)
+        if memory.arguments is None:
+            without = dict.fromkeys(a.name for a in self._kernel.arguments if a.kind == "workspace")
+            memory.arguments = argument_values(self._kernel, workload, {**memory.inputs, **without}, memory.outputs)
+        if not (own := self.workspace.tensors):
+            return memory.arguments
+        named = zip(self._kernel.arguments, memory.arguments, strict=True)
+        return tuple(t if (t := own.get(a.name)) is not None and t.numel() else value for a, value in named)
 
     def __call__(self, values: Sequence[object], first: int = 0, last: int | None = None) -> None:
         """Makes its launches, or some of them. Raises LaunchError."""
@@ -97,14 +102,22 @@ class _Trial:
     image: Memory
     inputs: Tensors
     expected: tuple[Expected, ...]
-    repeats: bool = False
-    """Whether the outputs must equal the first launch's, bit for bit."""
+    first: Mapping[str, torch.Tensor] | None = None
+    """The outputs of the first launch, which these must equal bit for bit; None if they are judged."""
     scratch: int | None = NAN
     """What the workspace is filled with before; None: as the launch before it left it."""
     where: str = ""
     """What is different from the first launch."""
     threads: int = 0
     """On a CPU, of the call; 0: as many as the process has."""
+    begin: Callable[[], object] | None = None
+    flags: Callable[[], torch.Tensor] | None = None
+    """`Gate._begin` and `_flags` for it, made repeatable where it serves many candidates: they are many small steps, and
+    each takes the host longer than the device."""
+
+    @property
+    def judged(self) -> list[Expected]:
+        return [e for e in self.expected if self.memory.outputs[e.name].numel()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +140,7 @@ class Gate:
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
         self._held: list[torch.Tensor] = []
         self._sum = 0
+        self._sums: Callable[[], torch.Tensor] | None = None
         self.data_changed = False
         """What candidates are judged by is not as it was made. It lies in memory like the candidates' own, and a stray write
         can reach it past every guard."""
@@ -136,8 +150,10 @@ class Gate:
         if PyTorch's own result of the first case is wrong."""
         if kept:
             if (case, repeated) not in self._prepared:
-                self._prepared[case, repeated] = self._make(case, repeated=repeated, kept=True)
-                self._hold(self._prepared[case, repeated])
+                made = self._make(case, repeated=repeated, kept=True)
+                self._hold(made)
+                trials = tuple(map(self._repeatable, made.trials))
+                self._prepared[case, repeated] = replace(made, trials=trials)
             return self._prepared[case, repeated]
         on_cpu = self._session.device.type == "cpu"
         alone = on_cpu and self._kernel.cost(case.workload).bytes <= MOST_BYTES
@@ -176,7 +192,8 @@ class Gate:
                 stale.outputs[e.name].copy_(e.reference)
             new, changed = image(other, wanted, HUGE), "on other data in the same memory"
             over = "over the result of other data"
-            again = _Trial(memory=there, image=odd, inputs=data, expected=expected, repeats=True, scratch=HUGE)
+            first = {name: output.clone() for name, output in here.outputs.items()}
+            again = _Trial(memory=there, image=odd, inputs=data, expected=expected, first=first, scratch=HUGE)
             trials += [
                 replace(again, where="in other memory"),
                 _Trial(memory=here, image=new, inputs=other, expected=wanted, scratch=None, where=changed),
@@ -205,7 +222,8 @@ class Gate:
         held += [x for t in prepared.trials for e in t.expected for x in (e.reference, e.finite, e.allowed)]
         new = [*{id(x): x for x in held}.values()]  # trials share what they are judged by
         self._held += new
-        self._sum = (self._sum + sum_of(new)) % (1 << 64)
+        self._sums = None
+        self._sum = (self._sum + total(sums_of(words_in(new)))) % (1 << 64)
 
     def check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
@@ -214,9 +232,9 @@ class Gate:
 
     def _check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
         invocation = Invocation(self._kernel, call, sequence, self._session)
-        first: dict[str, torch.Tensor] = {}
+        first = prepared.trials[-1].first or {}
         for number, trial in enumerate(prepared.trials, 1):
-            found, of, reason = self._try(invocation, prepared.case, trial, first)
+            found, of, reason = self._try(invocation, prepared.case, trial)
             if number == 1 or reason:  # the three figures are of one launch
                 error, judged = found, of
             if reason:
@@ -225,8 +243,9 @@ class Gate:
                 if wrong_result and (cause := self._cause(invocation, prepared.case, trial)):
                     reason += f"; {cause}"
                 break
-            if number == 1 and len(prepared.trials) > 1:
-                first = {n: o.clone() for n, o in trial.memory.outputs.items()}
+            if number == 1:
+                for name, output in first.items():
+                    output.copy_(trial.memory.outputs[name])
         if not reason and len(prepared.trials) > 1:
             reason = self._try_late(invocation, prepared)
         return Check(
@@ -255,7 +274,9 @@ class Gate:
                 raise LaunchError(f"case {prepared.case.name}: {error}") from error
             if not checks[-1].passed:
                 break
-        self.data_changed = sum_of(self._held) != self._sum
+        if self._sums is None:
+            self._sums = self._session.repeatable(partial(sums_of, words_in(self._held)))
+        self.data_changed = total(self._sums()) != self._sum
         if self.data_changed and checks[-1].passed:
             reason = "memory far from its inputs and outputs was written, by which others are judged"
             checks[-1] = replace(checks[-1], passed=False, reason=reason)
@@ -293,38 +314,40 @@ class Gate:
                 simple = None
         return found
 
-    def _launch(self, invocation: Invocation, case: Case, trial: _Trial, shared: int = NAN) -> None:
-        """One call on what the trial's image holds. Raises LaunchError."""
-        memory = trial.memory
-        memory.bytes.copy_(trial.image.bytes)
-        if trial.scratch is not None:
-            invocation.workspace.fill(trial.scratch)
+    def _repeatable(self, trial: _Trial) -> _Trial:
+        again = self._session.repeatable
+        return replace(trial, begin=again(partial(self._begin, trial)), flags=again(partial(_flags, trial)))
+
+    def _begin(self, trial: _Trial, shared: int = NAN) -> None:
+        """Writes what there is before a launch, also to shared memory."""
+        trial.memory.bytes.copy_(trial.image.bytes)
         if self._hazards is not None:
             self._hazards.scrub(shared)
+
+    def _launch(self, invocation: Invocation, case: Case, trial: _Trial, begin: Callable[[], object] | None) -> None:
+        """One call on what the trial's image holds. begin: None for the trial's own. Raises LaunchError."""
+        memory = trial.memory
+        if trial.scratch is not None:
+            invocation.workspace.fill(trial.scratch)
+        (begin or trial.begin or partial(self._begin, trial))()
         if all(o.numel() for o in memory.outputs.values()):
             values = invocation.values(case.workload, memory)
             with _threads(trial.threads):
                 invocation(values)
             self._session.synchronize()
 
-    def _try(
-        self, invocation: Invocation, case: Case, trial: _Trial, first: dict[str, torch.Tensor]
-    ) -> tuple[float | None, Expected, str]:
+    def _try(self, invocation: Invocation, case: Case, trial: _Trial) -> tuple[float | None, Expected, str]:
         """(largest error, the output it is of, reason for refusal or "")."""
         memory = trial.memory
-        self._launch(invocation, case, trial)
-        flags = memory.changes(trial.image) + invocation.workspace.changes()
-        judged = [e for e in trial.expected if memory.outputs[e.name].numel()]
-        for e in judged:
-            output = memory.outputs[e.name]
-            flags += [(bits(output) != bits(first[e.name])).any().double()] if trial.repeats else findings(output, e)
-        values = torch.stack(flags).tolist()  # the one synchronisation
-        outcome = values[len(values) - (1 if trial.repeats else FINDINGS) * len(judged) :]
+        self._launch(invocation, case, trial, None)
+        values = (trial.flags or partial(_flags, trial))().tolist()
+        outside = torch.stack(invocation.workspace.changes()).tolist() if invocation.workspace.tensors else []
+        outcome = values[len(memory.layout.fixed) :]
         error: float | None = 0.0
         last, reason = trial.expected[-1], ""
-        for i, e in enumerate(judged):
+        for i, e in enumerate(trial.judged):
             last = e
-            if not trial.repeats:
+            if trial.first is None:
                 error, reason = verdict(tuple(outcome[FINDINGS * i : FINDINGS * (i + 1)]), memory.outputs[e.name], e)
             elif outcome[i]:
                 error, reason = compare(memory.outputs[e.name], e)
@@ -332,7 +355,7 @@ class Gate:
             if reason:
                 reason = f"{e.name}: {reason}"
                 break
-        if any(values[: len(values) - len(outcome)]):
+        if any(values[: len(memory.layout.fixed)]) or any(outside):
             reason = memory.changed(trial.image) or invocation.workspace.changed()
         return error, last, reason
 
@@ -351,12 +374,13 @@ class Gate:
         wrong = {n: o.clone() for n, o in trial.memory.outputs.items()}
 
         def differs(trial: _Trial, shared: int = NAN) -> bool:
-            self._launch(invocation, case, trial, shared)
+            self._launch(invocation, case, trial, partial(self._begin, trial, shared))
             return not all(same(trial.memory.outputs[n], o) for n, o in wrong.items())
 
         if differs(trial):
             wrong_again = any(compare(trial.memory.outputs[e.name], e)[1] for e in trial.expected)
-            return "another result when launched again" if wrong_again or trial.repeats else "right when launched again"
+            differs_anyway = wrong_again or trial.first is not None
+            return "another result when launched again" if differs_anyway else "right when launched again"
         quiet = Memory(trial.memory.layout, self._session.device)
         quiet.fill(trial.inputs, ZERO)
         for e in trial.expected:
@@ -401,6 +425,17 @@ def reads_early(
             what = f"what launch {number} of a call writes" if number else "an input"
             return f"read {what} before the kernel that writes it had ended"
     return ""
+
+
+def _flags(trial: _Trial) -> torch.Tensor:
+    """What a launch has left, in one row of numbers: for each piece between the outputs whether it was changed; then for
+    each output its findings, or whether it differs from the first launch's."""
+    flags = trial.memory.changes(trial.image)
+    for e in trial.judged:
+        output = trial.memory.outputs[e.name]
+        different = [(bits(output) != bits(trial.first[e.name])).any().double()] if trial.first is not None else None
+        flags += different or findings(output, e)
+    return torch.stack(flags)
 
 
 @contextmanager
@@ -537,7 +572,7 @@ def _roundings(
         for name, t in floats.items():  # element by element, as in sums of both signs, and row by row, as in those of one
             shape = (*t.shape[:-1], 1) if number % 2 and t.ndim else t.shape
             up = torch.randint(2, shape, generator=draw, dtype=torch.int8, device=device)
-            moved[name] = t * (1 + _INPUT_ROUNDINGS * unit * (2 * up - 1).double())
+            moved[name] = t * (1 + input_roundings(t) * unit * (2 * up - 1).double())
         results = as_outputs(kernel, workload, kernel.reference(moved, workload))
         for name, reference in references.items():
             change = (results[name] - reference).abs()

@@ -75,6 +75,13 @@ def expected(
     )
 
 
+def input_roundings(given: torch.Tensor) -> float:
+    """By how many roundings an input's elements are moved, to see what roundings on the way may do. Eight are about those of
+    a sum of a hundred terms in order; they grow with the root of their number (Higham and Mary 2019). A kernel adds no more
+    than that one behind the other in a row of a thousand; of more, its share of the row."""
+    return 8 * max(1.0, given.shape[-1] / 1024) ** 0.5 if given.ndim else 8
+
+
 def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
     """Largest error; elements beyond their bound; NaN or Inf of the reference that are lost; how far results lean towards 0;
     the share of denormal ones that are 0; zeros of the wrong sign: `FINDINGS` numbers, left on the device for `verdict`."""

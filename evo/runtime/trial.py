@@ -243,12 +243,12 @@ def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) ->
 
 
 def _moved(arg: Any) -> Any:
-    """A tensor whose elements are eight roundings larger or smaller: what such roundings on the way may do to a result."""
+    """A tensor whose elements are some roundings larger or smaller: what such roundings on the way may do to a result."""
     if not isinstance(arg, torch.Tensor) or arg.dtype not in (torch.float32, torch.float64):
         return arg
     generator = torch.Generator(arg.device).manual_seed(0)  # a user's own stays as it is
     up = torch.randint(2, arg.shape, generator=generator, device=arg.device)
-    return arg * (1 + 4 * torch.finfo(arg.dtype).eps * (2 * up - 1))
+    return arg * (1 + tolerance_rule.input_roundings(arg) * torch.finfo(arg.dtype).eps / 2 * (2 * up - 1))
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:

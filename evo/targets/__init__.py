@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from evo.discovery import find_plugin, plugin_names
 from evo.errors import DeviceError, UsageError
@@ -124,6 +124,11 @@ class Session(Protocol):
     def record(self, calls: Sequence[Callable[[], object]]) -> Replay:
         """Prepares calls to be replayed in order. Their results stay alive with the replay, so that each call gets fresh
         memory. If all are the same call, a result is dropped each time, so that the next call gets the same memory."""
+        ...
+
+    def repeatable(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """`work`, for many calls: on a GPU a graph of it, whose results lie in the same memory each time. It reads and
+        writes the same tensors each time, and leaves nothing to the host."""
         ...
 
     def clocks(self) -> dict[str, float]:

@@ -158,6 +158,9 @@ class CpuSession:
     def record(self, calls: Sequence[Callable[[], object]]) -> CpuReplay:
         return CpuReplay(calls)
 
+    def repeatable(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        return work
+
     def clocks(self) -> dict[str, float]:
         """cpu_mhz, the mean over the cores; load, the runnable processes of the last minute."""
         found: dict[str, float] = {}

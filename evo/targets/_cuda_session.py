@@ -45,7 +45,7 @@ class CudaReplay:
         self._events = [expect(self._driver.cuEventCreate(0), "creating an event") for _ in range(2)]
         try:
             with session.blamed("preparing a replay"):
-                self._graph, returned = session.capture(calls, *self._events)
+                self._graph, returned = session.capture(calls, self._events)
             self._kept: list[object] = [*calls, returned]
             self.run_us()  # the first run of a graph also uploads it, which is no part of a call
         except BaseException:
@@ -82,6 +82,7 @@ class CudaSession:
         torch.empty(1, device=self.device)  # makes the primary context, and makes it current
         self._driver = driver()
         self._side = torch.cuda.Stream(self.device)
+        self._pool = torch.cuda.graph_pool_handle()
         self._other_data: torch.Tensor | None = None
 
     def load(self, binary: Binary, entry: str) -> CudaLoaded:
@@ -126,6 +127,16 @@ class CudaSession:
     def record(self, calls: Sequence[Callable[[], object]]) -> CudaReplay:
         """Makes the first call once beforehand, because a first call may set things up. Raises LaunchError."""
         return CudaReplay(self, calls)
+
+    def repeatable(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        with self.blamed("preparing a repetition"):
+            graph, (result,) = self.capture([work], pool=self._pool)
+
+        def again() -> Any:
+            graph.replay()
+            return result
+
+        return again
 
     def clocks(self) -> dict[str, float]:
         """sm_mhz, memory_mhz, temperature_c, power_w, other_processes that have a context on the GPU (not in a container
@@ -176,9 +187,10 @@ class CudaSession:
             raise LaunchError(f"{doing}: {error}") from error
 
     def capture(
-        self, calls: Sequence[Callable[[], object]], begin: Any, end: Any
+        self, calls: Sequence[Callable[[], object]], events: Sequence[Any] = (), pool: Any = None
     ) -> tuple[torch.cuda.CUDAGraph, list[object]]:
-        """A graph of `calls` between two event records, and what the calls returned.
+        """A graph of `calls`, between records of two events if these are given, and what the calls returned. pool: of memory
+        that graphs share which run one after another.
 
         torch.cuda.graph is not used: it collects garbage and empties the allocator's cache first, which takes longer
         than the capture.
@@ -190,11 +202,13 @@ class CudaSession:
         try:
             with torch.cuda.stream(self._side):
                 calls[0]()
-                graph.capture_begin(capture_error_mode="thread_local")
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
-                    self._record_node(begin)
+                    for event in events[:1]:
+                        self._record_node(event)
                     returned = self._repeated(calls) if len(set(calls)) == 1 else [call() for call in calls]
-                    self._record_node(end)
+                    for event in events[1:]:
+                        self._record_node(event)
                 except BaseException:
                     with suppress(RuntimeError):
                         graph.capture_end()
@@ -233,8 +247,13 @@ def strangers(processes: Sequence[int]) -> int:
     Raises LookupError if the identifiers are of another namespace."""
     if processes and os.getpid() not in processes:
         raise LookupError
-    own = psutil.Process().parent()
-    return len(set(processes) - {p.pid for p in (own.children() if own else ())} - {os.getpid()})
+    return sum(_parent_of(p) != os.getppid() for p in {*processes} - {os.getpid()})
+
+
+def _parent_of(process: int) -> int | None:
+    with suppress(psutil.Error):
+        return int(psutil.Process(process).ppid())
+    return None
 
 
 @cache

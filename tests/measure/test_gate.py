@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch.nn.functional as F
 
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Binary, Check
+from evo.measure import gate as gate_module
 from evo.measure.cases import parse_case
-from evo.measure.gate import Gate, argument_values
+from evo.measure.gate import Gate, argument_values, expected_outputs
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Launch, Workload, load_kernel
 from evo.problem.render import render
@@ -280,6 +282,22 @@ def test_numbers_that_are_all_rounded_the_same_way_do_not_lean() -> None:
     tenths = torch.full((8192,), 0.1, dtype=torch.float64)
     exact = rule("y", tenths, None, torch.bfloat16, (1e-2, 1e-2, 2.0), keeps=("rounding",))
     assert compare(tenths.to(torch.bfloat16), exact)[1] == ""
+
+
+def test_sums_of_equal_terms_lean_the_farther_the_longer_a_row_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 256 threads adds 128 equal squares, and all are rounded the same way."""
+    kernel = load_kernel("rmsnorm")
+    problem = kernel.workload("cpu", "rows=4,cols=32768,dtype=float32,weight=false")
+    inputs = kernel.inputs(problem, "constant", torch.Generator().manual_seed(25))
+    x = inputs["x"]
+    assert x is not None
+    sums = reduce(torch.add, x.square().view(4, 128, 256).unbind(1)).sum(-1, keepdim=True)
+    y = x * torch.rsqrt(sums / 32768 + float(problem.option("eps")))
+    (wanted,) = expected_outputs(kernel, inputs, problem)
+    assert compare(y, wanted)[1] == ""
+    monkeypatch.setattr(gate_module, "input_roundings", lambda given: 8)
+    (strict,) = expected_outputs(kernel, inputs, problem)
+    assert "exceeds" in compare(y, strict)[1]
 
 
 def test_an_empty_output_is_right() -> None:
