@@ -52,7 +52,8 @@ if [ "$python" != "$venv/bin/python" ] && [ "$(base "$venv/bin/python" 2>/dev/nu
     "$python" -m venv --clear "$venv"
     wanted="$(base "$python") $PWD"$'\n'"${wanted#*$'\n'}"
 fi
+# Python compiles a module when it is first imported: pip need not compile all of them now.
 echo "installing evo into $venv (PyTorch is the large part; a CUDA build takes minutes)"
 rm -f "$stamp"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[$cuda,dev]" -c constraints.txt
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -e ".[$cuda,dev]" -c constraints.txt
 echo "$wanted" >"$stamp"

@@ -36,7 +36,7 @@ with open("pyproject.toml", "rb") as file:
 evo | pytest)
     if ! [ -d "$wheels/site" ]; then
         rm -rf "$wheels/site.part"
-        "$python" -m pip install --quiet --no-index --no-deps --target "$wheels/site.part" "$wheels"/*.whl
+        "$python" -m pip install --quiet --no-compile --no-index --no-deps --target "$wheels/site.part" "$wheels"/*.whl
         mv "$wheels/site.part" "$wheels/site"
     fi
     export PYTHONPATH="$PWD/$wheels/site:$PWD${PYTHONPATH:+:$PYTHONPATH}"

@@ -54,8 +54,8 @@ def test_it_learns_what_fails(sampler: SamplerFactory) -> None:
     def half_fails(genome: Genome) -> float | None:
         return None if genome.parameters["store"] == "shared" else outcome(genome)
 
-    _, results = play(sampler(tiled_space(), 4, {}), half_fails, 140)
-    assert sum(r.score is None for r in results[60:]) < 20  # a half by chance
+    played = [play(sampler(tiled_space(), seed, {}), half_fails, 140)[1] for seed in range(5)]
+    assert statistics.mean(sum(r.score is None for r in results[60:]) for results in played) < 20  # 40 by chance
 
 
 def test_its_history_is_bounded_and_keeps_the_best() -> None:
@@ -83,7 +83,7 @@ def test_its_history_is_bounded_and_keeps_the_best() -> None:
         (TPE, {"history": 3}, "'history' must be at least 16, got 3"),
         (EVOLUTION, {"population": 1}, "'population' must be at least 2, got 1"),
         (EVOLUTION, {"children": 0}, "'children' must be at least 1"),
-        (EVOLUTION, {"pool": 1.5}, "'pool' of sampler evolution must be of type int, such as 200; got 1.5"),
+        (EVOLUTION, {"pool": 1.5}, "'pool' of sampler evolution must be of type int, such as 100; got 1.5"),
     ],
 )
 def test_an_option_out_of_range_says_what_is_expected(
