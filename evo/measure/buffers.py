@@ -275,19 +275,11 @@ def _allocate(count: int, size: int, device: torch.device) -> torch.Tensor:
     return whole[first : first + count * size].view(count, size)
 
 
-def words_in(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """All their bits as integers."""
-    return [t.view(torch.int64) if t.dtype == torch.uint8 and t.numel() % 8 == 0 else bits(t) for t in tensors]
-
-
-def sums_of(words: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of each tensor of integers, modulo 2^64."""
-    return torch.stack([t.sum(dtype=torch.int64) for t in words]) if words else torch.zeros(1, dtype=torch.int64)
-
-
-def total(sums: torch.Tensor) -> int:
-    """Modulo 2^64."""
-    return int(sums.sum()) % (1 << 64)
+def sum_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of all their bits as integers, modulo 2^64: one int64. All are on one device."""
+    words = (t.view(torch.int64) if t.dtype == torch.uint8 and t.numel() % 8 == 0 else bits(t) for t in tensors)
+    sums = [w.sum(dtype=torch.int64) for w in words]
+    return torch.stack(sums).sum() if sums else torch.zeros((), dtype=torch.int64)
 
 
 def _sums(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:

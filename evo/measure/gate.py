@@ -40,9 +40,7 @@ from evo.measure.buffers import (
     Workspace,
     bits,
     same,
-    sums_of,
-    total,
-    words_in,
+    sum_of,
 )
 from evo.measure.cases import MOST_BYTES, draw_inputs, simpler
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
@@ -140,7 +138,7 @@ class Gate:
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
         self._held: list[torch.Tensor] = []
         self._sum = 0
-        self._sums: Callable[[], torch.Tensor] | None = None
+        self._sum_now: Callable[[], torch.Tensor] | None = None
         self.data_changed = False
         """What candidates are judged by is not as it was made. It lies in memory like the candidates' own, and a stray write
         can reach it past every guard."""
@@ -222,8 +220,8 @@ class Gate:
         held += [x for t in prepared.trials for e in t.expected for x in (e.reference, e.finite, e.allowed)]
         new = [*{id(x): x for x in held}.values()]  # trials share what they are judged by
         self._held += new
-        self._sums = None
-        self._sum = (self._sum + total(sums_of(words_in(new)))) % (1 << 64)
+        self._sum_now = None
+        self._sum = (self._sum + int(sum_of(new))) % (1 << 64)
 
     def check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
@@ -274,9 +272,9 @@ class Gate:
                 raise LaunchError(f"case {prepared.case.name}: {error}") from error
             if not checks[-1].passed:
                 break
-        if self._sums is None:
-            self._sums = self._session.repeatable(partial(sums_of, words_in(self._held)))
-        self.data_changed = total(self._sums()) != self._sum
+        if self._sum_now is None:
+            self._sum_now = self._session.repeatable(partial(sum_of, self._held))
+        self.data_changed = int(self._sum_now()) % (1 << 64) != self._sum
         if self.data_changed and checks[-1].passed:
             reason = "memory far from its inputs and outputs was written, by which others are judged"
             checks[-1] = replace(checks[-1], passed=False, reason=reason)
