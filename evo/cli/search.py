@@ -141,6 +141,8 @@ def open_workers(target: str, db: str, job: Mapping[str, Any] | None = None) -> 
             " and read what is sent (docs/scaling.md)",
             err=True,
         )
+    if cluster:
+        typer.echo(f"evo: the search begins when the workers that {cluster} asks for have come", err=True)
     return open_executor(
         target, cache_dir(db), job.get("builders"), job.get("devices"), name=name, scheduler=str(cluster or scheduler or "")
     )
@@ -232,11 +234,13 @@ def search(
     records, failed = list[dict[str, Any]](), 0
     for job in jobs:
         begun = _begun(job.get("name"), db) if from_file and not name else None
-        if begun is not None and begun.status is RunStatus.FINISHED and not (budget or evaluations):
-            typer.echo(f"evo: run {begun.name} of {kernel} is finished: evo show {begun.name}", err=True)
+        if begun is not None and begun.status is RunStatus.FINISHED:
+            shown, longer = (command_line(db, verb, begun.name) for verb in ("show", "resume"))
+            finished = f"run {begun.name} of {kernel} is finished: {shown}"
+            typer.echo(f"evo: {finished}; to search on: {longer} --budget ...", err=True)
             continue
         opened = open_again(begun.name, db, budget, evaluations, job) if begun else open_search(job, db)
-        again = ("search", kernel) if len(jobs) > 1 else None
+        again = ("search", kernel, *_words(context, typed)) if len(jobs) > 1 else None
         try:
             with opened as (store, run, workers):
                 record = _carry_out(store, run, workers, job, json=json, export=export, db=db, begun=begun, again=again)
@@ -330,7 +334,9 @@ def prolong(
     seconds, limit = parse_duration(budget) if budget is not None else None, None
     if seconds is not None or evaluations is not None:
         limit = Budget(seconds=seconds, evaluations=evaluations)
-    elif stored.status is RunStatus.FINISHED:
+    if limit == Budget(**stored.spec.budget) and stored.status is not RunStatus.FINISHED:
+        limit = seconds = None  # the same command again
+    elif limit is None and stored.status is RunStatus.FINISHED:
         raise StoreError(
             f"run {stored.name!r} is finished ({stored.stop_reason}); to search on, give it a larger --budget or"
             " --evaluations"
@@ -610,6 +616,17 @@ def _carry_out(
 
 
 _PLACE = ("devices", "scheduler", "cluster", "log")
+
+
+def _words(context: typer.Context, typed: Mapping[str, Any]) -> Iterator[str]:
+    """Options as they were typed, but for the database."""
+    for parameter in context.command.params:
+        value: Any = typed.get(str(parameter.name))
+        if value is True:
+            yield parameter.opts[0]
+        elif value and parameter.name != "db":
+            for one in value if isinstance(value, list | tuple) else [value]:
+                yield from (parameter.opts[0], str(one))
 
 
 def _has_winner(record: Mapping[str, Any]) -> bool:

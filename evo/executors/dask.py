@@ -383,11 +383,13 @@ class DaskExecutor:
             settled = self._cluster is not None or time.monotonic() > settled_s
             if self._places and count >= wanted and settled:
                 break
-            # Those of a cluster that is started may have to queue for hours.
-            if self._cluster is None and time.monotonic() > deadline:
+            if self._cluster is not None and count < wanted:  # they may have to queue for hours
+                deadline = time.monotonic() + _ANSWER_S
+            if time.monotonic() > deadline:
                 raise DeviceError(
                     f"no worker of the scheduler at {self._address} has a device: start one beside each, with"
-                    f" dask worker {self._address} --nthreads 8 --resources {DEVICE}=1"
+                    f" dask worker {self._address} --nthreads 8 --resources {DEVICE}=1; of a cluster that is started, its"
+                    " options say so (docs/scaling.md)"
                 )
             time.sleep(0.1)
         for worker, answer in self._client.run(_version, on_error="return").items():

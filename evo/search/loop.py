@@ -236,6 +236,7 @@ class Search:
                 self._observer(self.progress)
                 if reason is not None:
                     self.over = True
+                    self._before_s, self._started = self.elapsed_s, None  # finals are not searching
                     return reason
                 self._wait()
 

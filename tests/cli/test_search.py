@@ -298,14 +298,14 @@ def wait_for_candidates(folder: Path, count: int) -> None:
 def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any, tmp_path: Path) -> None:
     write_kernel(tmp_path / "toy", ("honest", "wrong", *(f"like_honest_{i}" for i in range(20))))
     (tmp_path / "job.toml").write_text(QUEUE)
-    process = evo_process("search", "job.toml", cwd=tmp_path, process_group=0)
+    process = evo_process("search", "job.toml", "--finalists", "4", cwd=tmp_path, process_group=0)
     try:
         wait_for_candidates(tmp_path, 3)
         os.killpg(process.pid, signal.SIGINT)  # as ^C does: to the command, its workers and their compilers
         out, err = process.communicate(timeout=PATIENCE_S)
         ended = Ended(process.returncode, out, err)
         assert ended.code == 130, err
-        assert err.strip().endswith("Continue with: evo search job.toml")
+        assert err.strip().endswith("Continue with: evo search job.toml --finalists 4")
         interrupted = stored(tmp_path)
         assert len(interrupted) < 64
         process = evo_process("resume", "long", cwd=tmp_path)
@@ -329,9 +329,10 @@ def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any
     assert [t["text"] for t in told if t["event"] == "ended"] == ["interrupted", "evaluations done"]
     assert {t["run"] for t in told} == {"long"}
     assert here("watch", "long").out.startswith("long: finished, 64 candidates (")
-    again = here("search", "job.toml")
+    again = here("search", "job.toml", "--evaluations", "2")
     assert again.code == 0
-    assert again.err.splitlines() == [f"evo: run {n} of job.toml is finished: evo show {n}" for n in ("long", "short")]
+    for name, told in zip(("long", "short"), again.err.splitlines(), strict=True):
+        assert told.startswith(f"evo: run {name} of job.toml is finished: evo show {name}; to search on: evo resume {name} ")
     after = stored(tmp_path)
     assert len(after) == 64
     assert killed.items() <= after.items()
