@@ -11,43 +11,6 @@ code 1 if a genome was refused.
 
 A cheat stays if a template can do it by accident. What only a hostile author writes is not looked for: candidates are not
 sandboxed, and templates are code of yours.
-
-Accidents, and what refuses them:
-  random cases            wrong_* loses_* (wrong for one option, distribution, alignment, number of threads, for many rows
-                          alone, between two sizes) unwritten_last_row_when_timed changes_x_when_timed writes_far_when_timed
-  wide guards             writes_beyond_the_guard reads_beyond_the_guard reads_far_before
-  float64 reference       zeros copies_input fixed_statistics sample_variance statistics_of_row_0 ignores_weight ignores_bias
-                          uncounted_last_element, and all of attention's that do not stand below
-  hostile data            ignores_eps raw_moments half_accumulation nan_is_zero loses_inf flushes_denormals, adds_the_mask
-                          never_rescales never_rescales_the_sum no_maximum weights_of_16_bits
-  poisoned outputs        writes_nothing unwritten_last_element unwritten_last_row reads_its_output keeps_the_larger
-                          drops_last_query drops_last_channels_of_v no_keys_no_number
-  misaligned case         aligned_only
-  neighbouring sizes      tuned_columns
-  other strides           dense_queries dense_keys dense_values dense_output
-  guards and inputs       changes_x changes_weight writes_element_before writes_element_after writes_beside_input
-                          reads_element_before reads_vector_after reads_weight_after, reads_a_key_more
-                          weighs_a_value_more_with_0 writes_a_row_more
-  NaN in shared memory    uninitialised_shared
-  inputs written late     reads_early reads_early_when_timed (a missing wait of a programmatic launch)
-  repeated launches       race last_bit_wanders right_at_first (state that is not reset) right_after_the_first
-                          right_for_one_pointer caches_by_pointer
-  checks in a race        caches_by_pointer_when_timed wrong_now_and_then_when_timed right_for_the_first_set
-  look at machine code    overlaps_itself (lets the next call start early, so that timed calls overlap)
-  state of the process    takes_the_threads (omp_set_num_threads) rounds_upward (a rounding mode that is left set)
-  compiler and driver     does_not_compile has_no_entry_point too_much_shared_memory
-
-Hostile, and gone with what looked for them:
-  skips_what_it_has_done                keeps a list of outputs that it has written, to return at once
-  skips_what_looks_done                 recognises poison, and works only where it sees some
-  skips_what_looks_done_when_timed      the same, only in races
-  skips_what_looks_the_same_when_timed  samples inputs and outputs, to return where they are as it left them
-  right_in_the_gate                     counts launches, to stop working when the gate must be over
-  skips_under_the_clock                 the same, and remembers where it has been since
-  works_on_when_timed                   returns at once, and works in a thread of its own
-  leaves_a_thread                       starts a thread that stays
-  pins_itself, team_pins_itself         binds threads of its process to other cores
-  team_rounds_upward                    sets another rounding mode in all threads but the first
 """
 
 from __future__ import annotations

@@ -96,7 +96,6 @@ class Layout:
         """Bytes that a candidate must leave as they are: all but the outputs, as (start, end)."""
         self.pieces = tuple(self._pieces())
         """The same, by what lies there."""
-        self.before_outputs = ends[1][0]
 
     def _pieces(self) -> Iterator[_Piece]:
         at, before = 0, ""
@@ -124,7 +123,6 @@ class Memory:
         self.arguments: tuple[object, ...] | None = None
         """Of an entry point that is called on it, but for a workspace: read once, for all candidates."""
         self._fixed = [words_of(self.bytes, start, end) for start, end in layout.fixed]
-        self.before_outputs = self.bytes[: layout.before_outputs // 16 * 16]
 
     def fill(self, inputs: Tensors, guard: int) -> None:
         """Writes the inputs, and that byte everywhere else."""

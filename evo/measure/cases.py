@@ -72,7 +72,8 @@ def _like_one(kernel: Kernel, rng: random.Random, known: Sequence[Case], fixed: 
     """A case whose options and distributions are those of several of a kernel's cases, each drawn on its own, and numbers
     anything around those; whose tensors are aligned each on its own, if those of one of these cases are not aligned."""
     workload, kinds = rng.choice(known).workload, list(dict.fromkeys(case.data for case in known))
-    data = _AND.join(rng.choice(kinds) for _ in range(2 if rng.random() < _MIXED else 1))
+    separate = all(a.shape for a in kernel.arguments if a.kind == "input")  # see `draw_inputs`
+    data = _AND.join(rng.choice(kinds) for _ in range(2 if separate and rng.random() < _MIXED else 1))
     options = dict(workload.options)
     for name in sorted(options.keys() - fixed) if rng.random() < 0.5 else ():
         values = sorted({case.workload.option(name) for case in known})
@@ -80,6 +81,8 @@ def _like_one(kernel: Kernel, rng: random.Random, known: Sequence[Case], fixed: 
         if isinstance(value := options[name], float):
             least = kernel.option_min.get(name, -math.inf)
             options[name] = max(least, float(f"{value * _FACTOR ** rng.uniform(-1, 1):.3g}"))
+        elif type(value) is int and len(values) == 1:  # nobody has said which others there are
+            options[name] = rng.choice((value, value + 1, 2 * value, int(max(value - 1, kernel.option_min.get(name, 0)))))
     misaligned = any(case.offset for case in known) and rng.random() < 0.5
     offset = tuple(rng.choice(_OFFSETS) for _ in range(_TENSORS)) if misaligned else 0
     return Case("", replace(workload, options=tuple(options.items())), data, offset)

@@ -364,8 +364,7 @@ class Gate:
         if not all(o.numel() for o in memory.outputs.values()):
             return ""
         memory.bytes.copy_(trial.image.bytes)
-        values = invocation.values(prepared.case.workload, memory)
-        return reads_early(self._session, memory, prepared.trials[2].inputs, invocation, values)
+        return reads_early(self._session, memory, invocation, prepared.case.workload)
 
     def _cause(self, invocation: Invocation, case: Case, trial: _Trial) -> str:
         """What a wrong result depends on, found by launching again with one thing changed; "" if it is simply wrong."""
@@ -392,36 +391,33 @@ class Gate:
         return ""
 
 
-def reads_early(
-    session: Session, memory: Memory, others: Tensors, invocation: Invocation, values: Sequence[object]
-) -> str:
-    """Why a launch that may begin early is refused: it is made behind a kernel that writes late what it reads. Of the first
-    launch these are the inputs, where others are until then; of a later one what the launches before it have written.
+def reads_early(session: Session, memory: Memory, invocation: Invocation, workload: Workload) -> str:
+    """Why a launch that may begin early is refused: it is made behind a kernel that writes late what it reads, and zeros
+    where it writes. Of the first launch that is all memory; of a later one what the launches before it have written.
     Empty if all wait, or if the device has no such hazard. Raises LaunchError. memory: holds the inputs, and does so
     afterwards."""
     early = [number for number, launch in enumerate(invocation.launches) if launch.programmatic]
     if not early or (hazards := session.hazards) is None:
         return ""
+    values = invocation.values(workload, memory)
     invocation(values)
     session.synchronize()
     right = {n: o.clone() for n, o in memory.outputs.items()}
     for number in early:
         if number:
             invocation(values, 0, number)
-            late = invocation.workspace.bytes if invocation.workspace.tensors else memory.bytes
-            image = late.clone()
-            late.fill_(HUGE)
         else:
-            late, image = memory.before_outputs, memory.before_outputs.clone()
-            memory.write(others)
             for output in memory.outputs.values():
                 output.zero_()
+        late = invocation.workspace.bytes if number and invocation.workspace.tensors else memory.bytes
+        image = late.clone()
+        late.fill_(HUGE)
         with hazards.write_late(late, image):
             invocation(values, number)
         session.synchronize()
         if not all(same(memory.outputs[n], o) for n, o in right.items()):
-            what = f"what launch {number} of a call writes" if number else "an input"
-            return f"read {what} before the kernel that writes it had ended"
+            what = f"read what launch {number} of a call writes" if number else "read an input or wrote an output"
+            return f"{what} before the kernel before it had ended"
     return ""
 
 
@@ -519,8 +515,9 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload, data: 
     wide = {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
     references = stated_outputs(kernel, "`reference`", kernel.reference, wide, workload)
     same_dtype = kernel.same_dtype or kernel.reference_baseline.call
-    own = stated_outputs(kernel, _whose_own(kernel), same_dtype, inputs, workload)
     outputs = {a.name: (a, getattr(torch, a.dtype_of(workload))) for a in kernel.outputs(workload)}
+    own = stated_outputs(kernel, _whose_own(kernel), same_dtype, inputs, workload)
+    own = {name: own[name].to(dtype) for name, (_, dtype) in outputs.items() if name in own}
     compared = {name: references[name] for name, (_, dtype) in outputs.items() if name in own and dtype.itemsize > 2}
     roundings = _roundings(kernel, wide, workload, compared)
     found = []

@@ -43,8 +43,6 @@ class Contender:
 
     calls: Sequence[Callable[[], object]]
     invocation: Invocation | None = None
-    values: Sequence[object] = ()
-    """Of the first call."""
 
 
 _PROTOCOLS = {
@@ -84,8 +82,8 @@ a machine that is never quiet, each candidate would wait in vain. After one undi
 _REASON_CHARACTERS = 200
 """At most, of the error of a baseline that does not run."""
 
-_REFERENCE_BYTES = 80
-"""Bytes an output element for the reference buffer's two float64 references, their bounds and an error, and temporaries."""
+_REFERENCE_BYTES = 64
+"""Bytes an output element for a reference in float64, its bounds and an error, and temporaries."""
 
 _AT_SIZE_SHARE = 0.03
 """Of the time of a search, for random cases of the size that is timed."""
@@ -93,11 +91,14 @@ _AT_SIZE_SHARE = 0.03
 _DRAWING_S = 12.0
 """At most, for the random cases of a candidate: a third of what a gate may take."""
 
+_LEAST_SETS = 5
+"""Two that are raced, what was in them, and what is drawn anew."""
+
 _CASE_SETS = 4
 """What such a case holds: its memory and inputs, twice."""
 
 _SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
-"""Outputs that are summed after a sample: those of the reference buffer and of as many sets behind it."""
+"""Outputs that are summed after a sample: those of so many sets."""
 
 _COMPARED_ELEMENTS = {"cuda": 1 << 62, "cpu": 1 << 18}
 """Elements of an output that are compared with float64 in a race: on a GPU all, on a CPU those of some rows."""
@@ -118,51 +119,53 @@ _PRODUCT_SIZE = {"cuda": 4096, "cpu": 1024}
 
 
 class TimedData:
-    """What is timed on: `count` buffer sets with random inputs of their own, all between guards.
-
-    Set 0 is the reference buffer: its outputs are known for two states of its inputs, `inputs[False]` and, while they are
-    exchanged, `inputs[True]`. Its `twin`, one of the other sets, has the same inputs, so that its outputs are known, too: a
-    kernel may be wrong in all sets but the first.
-    """
+    """What is timed on: `count` buffer sets with random inputs of their own, all between guards; and `inputs` that are drawn
+    anew from race to race, with what is `expected` of them (`draw`)."""
 
     def __init__(self, kernel: Kernel, workload: Workload, session: Session, count: int, seed: int) -> None:
-        self.device = session.device
-        generator = torch.Generator(device=self.device).manual_seed(seed % 2**63)
-
-        def draw() -> Tensors:
-            return kernel.inputs(workload, kernel.data[0], generator)
-
-        own = draw()
-        layout = Layout(own, allocate_outputs(kernel, workload, self.device))
-        self.arena = Arena(layout, count, self.device)
+        self._kernel, self._workload, self._device = kernel, workload, session.device
+        self._generator = torch.Generator(device=self._device).manual_seed(seed % 2**63)
+        self._choice = random.Random(seed)
+        self.draw()
+        layout = Layout(self.inputs, allocate_outputs(kernel, workload, self._device))
+        self.arena = Arena(layout, count, self._device)
         self.arena.bytes.fill_(NAN)
-        # On a CPU the samples of a large problem may be two calls.
-        self.twin = random.Random(seed).randrange(1, count) if self.device.type == "cuda" and count > 1 else 1
-        for i, memory in enumerate(self.arena.sets):
-            memory.write(own if i in (0, self.twin) else draw())
-        self.inputs = {False: own, True: draw()}
-        self.expected = {state: expected_outputs(kernel, inputs, workload) for state, inputs in self.inputs.items()}
-        self._rows = {e.name: _some_rows(e.reference, _COMPARED_ELEMENTS[self.device.type]) for e in self.expected[False]}
-        self._expected = {state: [self._some(e) for e in expected] for state, expected in self.expected.items()}
+        for memory in self.arena.sets:
+            memory.write(self._drawn())
         output_bytes = sum(s.end - s.start for s in layout.spans if s.is_output)
-        self.summed_sets = max(1, _SUMMED_BYTES[self.device.type] // max(1, output_bytes))
+        self.summed_sets = max(1, _SUMMED_BYTES[self._device.type] // max(1, output_bytes))
         self._sums = self.arena.fixed_sums()
 
-    def findings(self, state: bool) -> list[tuple[Expected, torch.Tensor]]:
-        """Of each output of the reference buffer, or of some rows of it."""
-        outputs = self.arena.sets[0].outputs
-        return [
-            (e, torch.stack(findings(_at(outputs[e.name], self._rows[e.name]), e))) for e in self._expected[state]
-        ]
+    def _drawn(self) -> Tensors:
+        return self._kernel.inputs(self._workload, self._kernel.data[0], self._generator)
+
+    def draw(self) -> None:
+        """Other inputs, and their reference."""
+        self.expected, self._compared = tuple[Expected, ...](), list[Expected]()  # their memory counts as free
+        self.inputs = self._drawn()
+        self.expected = expected_outputs(self._kernel, self.inputs, self._workload)
+        self._rows = {e.name: _some_rows(e.reference, _COMPARED_ELEMENTS[self._device.type]) for e in self.expected}
+        self._compared = [self._some(e) for e in self.expected]
+
+    def of_two_sets(self, sets: int, run: Callable[[], object]) -> list[tuple[Expected, torch.Tensor]]:
+        """Findings for each output, or some rows of it, after `run` with the drawn inputs in the first of `sets` sets and in
+        any other, whose inputs are afterwards what they were. What is kept from earlier calls is kept of the first ones."""
+        chosen = [self.arena.sets[i] for i in {0, self._choice.randrange(sets)}]
+        before = [{n: t.clone() if t is not None else None for n, t in memory.inputs.items()} for memory in chosen]
+        for memory in chosen:
+            memory.write(self.inputs)
+        run()
+        found = []
+        for memory, inputs in zip(chosen, before, strict=True):
+            outputs = memory.outputs
+            found += [(e, torch.stack(findings(_at(outputs[e.name], self._rows[e.name]), e))) for e in self._compared]
+            memory.write(inputs)
+        return found
 
     def _some(self, e: Expected) -> Expected:
         rows = self._rows[e.name]
         reference, finite, allowed = (_at(t, rows) for t in (e.reference, e.finite, e.allowed))
         return replace(e, reference=reference, finite=finite, allowed=allowed)
-
-    def exchange_inputs(self, state: bool) -> None:
-        """Writes one of the two states of the reference buffer's inputs."""
-        self.arena.sets[0].write(self.inputs[state])
 
     def changed(self) -> str:
         """Which inputs or guards of any set are not as they were, in words; empty if all are."""
@@ -190,20 +193,18 @@ class _Progress:
     """How many of the sets its samples call."""
     workspace: Workspace | None
     samples: int = 0
-    sums: dict[bool | None, torch.Tensor] = field(default_factory=dict)
-    """Of the reference buffer's outputs, by the state of its inputs; and of the sets behind it."""
+    sums: torch.Tensor | None = None
+    """Of the outputs in the first of these sets."""
     differs: list[torch.Tensor] = field(default_factory=list)
-    findings: list[tuple[Expected, torch.Tensor]] = field(default_factory=list)
 
 
 class RaceCheck:
-    """Checks contenders while they race, between their samples and untimed: after the warm-up, and after the second sample
-    of each pair.
+    """Checks contenders in a race, untimed.
 
-    Before such a sample outputs and workspace are poisoned, with NaN or with a huge number, and every other time the inputs
-    of the reference buffer are exchanged. Afterwards the outputs must have, bit for bit, the same sums as the first time on
-    the same inputs, and as the twin's; those of the reference buffer must be right in float64. In the end the inputs and
-    guards of all sets must be as they were.
+    Before the warm-up and the second sample of each pair, outputs and workspace are poisoned, with NaN or with a huge
+    number; after it the outputs must have, bit for bit, the same sums as the first time. When the race is over, a sample is
+    taken with other inputs in two sets, one of them chosen only now, whose outputs must be right in float64; and inputs
+    and guards of all sets must be as they were.
     """
 
     def __init__(self, data: TimedData, checked: Mapping[str, tuple[int, Workspace | None]]) -> None:
@@ -215,51 +216,40 @@ class RaceCheck:
 
     def before(self, name: str) -> None:
         """Before a sample of a contender."""
-        p = self._progress.get(name)
-        if p is None or p.samples % 2:
-            return
-        number = p.samples // 2
-        if exchanged := bool(number % 2):
-            self._data.exchange_inputs(exchanged)
-        poison = HUGE if number % 3 else NAN
-        self._data.arena.poison(0, p.sets, poison)
-        if p.workspace is not None:
-            p.workspace.poison(poison)
+        if (p := self._progress.get(name)) is not None and not p.samples % 2:
+            self._poison(p, HUGE if p.samples // 2 % 3 else NAN)
 
     def after(self, name: str) -> None:
-        """After it. Leaves the inputs as they were before."""
-        p = self._progress.get(name)
-        if p is None:
+        """After it."""
+        if (p := self._progress.get(name)) is None:
             return
         p.samples += 1
-        if not p.samples % 2:
-            return
-        data, exchanged = self._data, bool(p.samples // 2 % 2)
-        sums = data.arena.output_sums(0, min(p.sets, data.summed_sets))
-        if exchanged not in p.sums:
-            p.findings += data.findings(exchanged)
-        if data.twin < p.sets and not exchanged:
-            p.differs.append((data.arena.output_sums(data.twin, data.twin + 1) != sums[:1]).any())
-        for whose, found in ((exchanged, sums[0]), (None, sums[1:])):
-            p.differs.append((found != p.sums.setdefault(whose, found)).any())
-        if exchanged:
-            data.exchange_inputs(False)
+        if p.samples % 2:
+            sums = self._data.arena.output_sums(0, min(p.sets, self._data.summed_sets))
+            p.sums = sums if p.sums is None else p.sums
+            p.differs.append((sums != p.sums).any())
 
-    def verdict(self, name: str) -> Check:
-        """Whether a contender has done its work."""
+    def _poison(self, p: _Progress, byte: int) -> None:
+        self._data.arena.poison(0, p.sets, byte)
+        if p.workspace is not None:
+            p.workspace.poison(byte)
+
+    def verdict(self, name: str, replay: Replay) -> Check:
+        """Whether a contender has done its work. Raises LaunchError. replay: its sample."""
         p = self._progress[name]
         check = Check(case="timed", passed=True)
+        self._poison(p, NAN)
+        found_of = self._data.of_two_sets(p.sets, replay.run_us)
         if reason := self._data.changed():
             self.data_changed = True
             return replace(check, passed=False, reason=f"{reason} (in a timed call)")
         if p.workspace is not None and (reason := p.workspace.changed()):
             return replace(check, passed=False, reason=f"{reason} (in a timed call)")
-        for number, (e, found) in enumerate(p.findings):
+        for e, found in found_of:
             error, reason = verdict(tuple(found.tolist()), None, e)
             check = replace(check, error=error, allowed=e.largest_allowed, torch_error=e.torch_error)
             if reason:
-                later = ", after its inputs had changed" if number >= len(self._data.expected[False]) else ""
-                return replace(check, passed=False, reason=f"{e.name}: {reason} (in a timed call{later})")
+                return replace(check, passed=False, reason=f"{e.name}: {reason} (in a timed call)")
         if torch.stack(p.differs).any():
             return replace(check, passed=False, reason="another result on the same data (in a timed call)")
         return check
@@ -301,7 +291,7 @@ class TimingHarness:
     @cached_property
     def set_count(self) -> int:
         """Raises UsageError if two sets, and the reference of one, do not fit the memory that is free."""
-        needed, free = 3 * self._set_bytes + self._reference_bytes, free_bytes(self._session.device)
+        needed, free = _LEAST_SETS * self._set_bytes + self._reference_bytes, free_bytes(self._session.device)
         if needed > free:
             raise UsageError(
                 f"workload {self._workload.key} needs {needed / 2**30:.1f} GiB to be gated and timed, and"
@@ -349,7 +339,7 @@ class TimingHarness:
         """Raises LaunchError if there is no room for its workspace."""
         invocation = Invocation(self.kernel, loaded, sequence, self._session)
         values = [invocation.values(self._workload, memory) for memory in self.data.arena.sets]
-        return Contender(calls=[partial(invocation, v) for v in values], invocation=invocation, values=values[0])
+        return Contender(calls=[partial(invocation, v) for v in values], invocation=invocation)
 
     def baseline(self, baseline: Baseline) -> Contender:
         return Contender(calls=[partial(baseline.call, m.inputs, self._workload) for m in self.data.arena.sets])
@@ -398,11 +388,11 @@ class TimingHarness:
                 )
                 for name, calls in all_calls.items()
             )
+            checks = {name: race_check.verdict(name, replays[name]) for name in checked}
         finally:
             for name, replay in replays.items():
                 if name != reference:
                     replay.close()
-        checks = {name: race_check.verdict(name) for name in checked}
         self._timed_data_changed = race_check.data_changed
         return timings, checks
 
@@ -415,10 +405,7 @@ class TimingHarness:
         """Whether a contender that may begin early waits for its inputs at this size, too. Empty if it does; raises
         LaunchError."""
         assert candidate.invocation is not None
-        data = self.data
-        reason = reads_early(
-            self._session, data.arena.sets[0], data.inputs[True], candidate.invocation, candidate.values
-        )
+        reason = reads_early(self._session, self.data.arena.sets[0], candidate.invocation, self._workload)
         return reason and f"{reason} (at the size that is timed)"
 
     def impossible(self, timings: Sequence[Timing], contender: str) -> str:
@@ -431,8 +418,8 @@ class TimingHarness:
     def check_baseline(self, baseline: Baseline) -> str:
         """Why a baseline cannot be raced: it does not run here, or its own result is not right; empty if it can."""
         try:
-            inputs = self.data.arena.sets[0].inputs
-            got = stated_outputs(self.kernel, f"baseline {baseline.name!r}", baseline.call, inputs, self._workload)
+            whose = f"baseline {baseline.name!r}"
+            got = stated_outputs(self.kernel, whose, baseline.call, self.data.inputs, self._workload)
             self._session.synchronize()
         except Exception as error:  # what another implementation lacks is no fault of the race
             if baseline.role == "reference":
@@ -440,7 +427,7 @@ class TimingHarness:
             cause = error.__cause__ or error
             reason = str(cause).strip().partition("\n")[0]
             return f"it does not run here ({type(cause).__name__}: {reason[:_REASON_CHARACTERS]})"
-        for e in self.data.expected[False]:
+        for e in self.data.expected:
             _, reason = compare(got[e.name], e) if e.name in got else (None, "")
             if reason:
                 return reason
@@ -520,9 +507,11 @@ class TimingHarness:
         return part not in self.ready or (part == "case" and self._share.allows("draw"))
 
     def draw_case(self) -> None:
-        """Takes another random case of the size that is timed, as long as there is memory."""
+        """Takes other inputs for races and another random case of the size that is timed, as long as there is memory."""
         started, self._draws = time.perf_counter(), self._draws + 1
         self._case = None
+        if "data" in vars(self) and self._draws > 1:
+            self.data.draw()
         if has_room(self._session.device, _CASE_SETS * self._set_bytes + self._reference_bytes):
             case = random_case_of(self.kernel, self._target, self._workload, self._seed + self._draws)
             self._case = next(self._drawn((case,)), None)

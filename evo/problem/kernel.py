@@ -331,6 +331,8 @@ class Kernel:
             yield "space", lambda target, workload, limits: space
         roles = {b.role for b in self.baselines}
         made = [Baseline(name="torch", role="reference", call=self.reference)] if "reference" not in roles else []
+        if made and self.same_dtype is None:
+            yield "same_dtype", partial(_in_float32, self.reference)
         if isinstance(self.cost, partial) and "ceiling" not in roles:
             made.append(Baseline(name="copy", role="ceiling", call=partial(_copy, self)))
         yield "baselines", (*made, *self.baselines)
@@ -616,6 +618,12 @@ def _neighbours(kernel: Kernel, target: str, workload: Workload) -> list[Workloa
     switched = [others, *({n: v} for n, v in others.items())] if others else []
     near += [Workload.of({**own, **few}, workload.dtype, {**options, **other}) for other in switched]
     return [w for w in dict.fromkeys(near) if not kernel.validate(w)]
+
+
+def _in_float32(reference: Callable[[Tensors, Workload], object], inputs: Tensors, workload: Workload) -> object:
+    """In 16 bits throughout, as the reference would compute there, no kernel does."""
+    halves = {n: t for n, t in inputs.items() if t is not None and t.is_floating_point() and t.itemsize == 2}
+    return reference({**inputs, **{n: t.float() for n, t in halves.items()}}, workload)
 
 
 def _cost(kernel: Kernel, workload: Workload) -> Cost:

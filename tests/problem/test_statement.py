@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from evo.errors import KernelError
-from evo.measure.gate import Gate
+from evo.measure.cases import random_cases
+from evo.measure.gate import Gate, expected_outputs
 from evo.problem.genome import Genome
 from evo.problem.kernel import Cost, kernel_digest, load_kernel, template_root
 from evo.problem.render import render
@@ -64,6 +66,24 @@ def test_the_derived_gate_passes_what_is_right_alone(tmp_path: Path, right: str,
     assert others < {case.name for case in cases}
     checks = Gate(kernel, "cpu", session, seed=3).run(loaded, {"unroll": 1}, cases)
     assert all(check.passed for check in checks) == (not right), checks
+
+
+def test_a_reference_alone_bounds_errors_as_it_does_in_float32(tmp_path: Path) -> None:
+    """In float16 its squares overflow, and all results would be 0: whatever is as wrong would pass."""
+    largest = 'i["x"].abs().amax(1, True)'
+    text = STATEMENT.replace(largest, 'i["x"].square().mean(1, True).sqrt()').replace("float32", "float16")
+    (tmp_path / "kernel.py").write_text(text)
+    kernel = load_kernel(str(tmp_path))
+    inputs = {"x": 300 * torch.randn(3, 1000).half(), "bias": None}
+    (found,) = expected_outputs(kernel, inputs, kernel.workload("cpu", "rows=3,cols=1000,dtype=float16,bias=false"))
+    assert 0 < found.torch_error < 0.002
+
+
+def test_whole_numbers_that_no_case_varies_vary_in_random_ones(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(STATEMENT.replace('"eps": 1e-6', '"eps": 1e-6, "shift": 3'))
+    kernel = load_kernel(str(tmp_path))
+    drawn = random_cases(kernel, "cpu", kernel.example("cpu"), seed=1, number=64)
+    assert {case.workload.option("shift") for case in drawn} == {2, 3, 4, 6}
 
 
 def test_an_input_without_a_shape_is_refused(tmp_path: Path) -> None:
