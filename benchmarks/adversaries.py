@@ -109,32 +109,31 @@ def try_random(place: Place, kernel: Kernel, dtypes: Sequence[str], given: argpa
             told = {"workload": request.workload.key, "seed": request.seed, "status": found.status}
             faults.append({**told, "reason": found.log[-400:], "genome": dict(request.genome.parameters)})
 
-    built = list[tuple[Request, Build]]()
+    seeds = range(given.seed, given.seed + given.gates)
+    cases = {(w, seed): random_cases(kernel, target, w, seed, RANDOM_CASES) for w in workloads for seed in seeds}
+    gates, build_s, gate_s = [], list[float](), list[float]()
     for request, building in [(r, place.executor.build(r)) for r in asked]:
         build = building.result()
         if build.binary is None:
             note(request, build)
-        else:
-            built.append((request, build))
-    gate_s = 0.0
-    for seed in range(given.seed, given.seed + given.gates):
-        cases = {w: random_cases(kernel, target, w, seed, RANDOM_CASES) for w in workloads}
-        gates = [
-            replace(request, seed=seed, build=build, time=False, cases=(rng.choice(cases[request.workload]),))
-            for request, build in built
-        ]
-        for gated, measuring in [(g, place.executor.measure(g)) for g in gates]:
-            measured = measuring.result()
-            gate_s += measured.gate_seconds
-            note(gated, measured)
+            continue
+        build_s.append(build.seconds)
+        for seed in seeds:
+            drawn = (rng.choice(cases[request.workload, seed]),)
+            gated = replace(request, seed=seed, build=build, time=False, cases=drawn)
+            gates.append((gated, place.executor.measure(gated)))
+    for gated, measuring in gates:
+        measured = measuring.result()
+        gate_s.append(measured.gate_seconds)
+        note(gated, measured)
     record = {
         "kernel": kernel.name,
         "dtypes": dtypes,
         "genomes": len({(r.genome, r.workload) for r in asked}),
         "outcomes": outcomes,
         "faults": faults,
-        "gate_ms": 1e3 * gate_s / max(1, len(built) * given.gates),
-        "build_s": sum(b.seconds for _, b in built) / max(1, len(built)),
+        "gate_ms": 1e3 * sum(gate_s) / max(1, len(gate_s)),
+        "build_s": sum(build_s) / max(1, len(build_s)),
     }
     if given.json:
         print(json.dumps(record, indent=1))
