@@ -43,8 +43,8 @@ _STARTING_S = 120.0
 _ENDING_S = 60.0
 """How long a killed process may take: a driver first ends what runs on the device."""
 
-_DYING_S = 0.1
-"""A process's pipe is closed a moment before the process is gone."""
+_DYING_S = 3.0
+"""A process's pipe is closed a moment before the process is gone, on a busy machine longer."""
 
 _LAST_WORDS = 2000
 """Bytes of what a worker printed that a log repeats."""
