@@ -380,7 +380,7 @@ def open_device() -> None:
     give that."""
     import torch
 
-    from evo.measure.harness import roofline_of
+    from evo.measure.roofline import roofline_of
 
     device = session()
     try:

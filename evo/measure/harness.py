@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from math import prod
 
 import torch
@@ -31,8 +31,9 @@ from evo.measure.gate import (
     reads_early,
     stated_outputs,
 )
+from evo.measure.roofline import roofline_of
 from evo.problem.genome import Genome
-from evo.problem.kernel import Baseline, Case, Cost, Kernel, LaunchSequence, Tensors, Workload
+from evo.problem.kernel import Baseline, Case, Kernel, LaunchSequence, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, findings, verdict
 from evo.targets import Loaded, Replay, Session, classify, find_target
 
@@ -102,20 +103,6 @@ _SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
 
 _COMPARED_ELEMENTS = {"cuda": 1 << 62, "cpu": 1 << 18}
 """Elements of an output that are compared with float64 in a race: on a GPU all, on a CPU those of some rows."""
-
-
-_MARGIN = {"cuda": 0.9, "cpu": 0.5}
-"""The share of a measured bound that is still believed: the probes may miss the device's best by as much, the more so on
-cores that others use."""
-
-_DOUBTS = 4
-"""How often the rates are measured again before a time is refused."""
-
-_MEMORY_MULTIPLE, _LEAST_MEMORY_BYTES = 4, 256 << 20
-_CACHE_SHARE = 4
-_TRIES = 2
-_PRODUCT_SIZE = {"cuda": 4096, "cpu": 1024}
-"""Rows and columns of the matrices whose product gives the rate of arithmetic."""
 
 
 class TimedData:
@@ -657,80 +644,3 @@ def _refused(found: Evaluation, status: Status) -> Evaluation:
     """By its last check."""
     last = found.checks[-1]
     return replace(found, status=status, log=last.reason if status is Status.IMPOSSIBLE else f"{last.case}: {last.reason}")
-
-
-class Roofline:
-    """The time that no kernel can beat: its bytes over the memory's bandwidth, its operations over the arithmetic's rate.
-
-    A kernel that seems faster did not do the work, or was not timed while it did (the roofline of Williams, Waterman and
-    Patterson, 2009, as a test). Both rates are measured on the device itself, by operations of PyTorch that do nothing else;
-    the best of several tries counts. They are measured again whenever they would refuse a time: a probe that something
-    disturbed must not be held against a candidate.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._rates: tuple[float, ...] = _rates(session)
-        """The best that were seen: bytes a second of the memory and of the cache, operations a second."""
-
-    def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
-        """Why a time is impossible; empty if it is not."""
-        for doubts in range(_DOUBTS + 1):
-            if doubts:
-                self._rates = tuple(map(max, self._rates, _rates(self._session)))
-            memory, cache, arithmetic = self._rates
-            bound_us = 1e6 * max(cost.bytes / (cache if in_cache else memory), cost.flops / (cost.rate * arithmetic))
-            least_us = _MARGIN[self._session.device.type] * bound_us
-            if us >= least_us:
-                return ""
-        return (
-            f"{us:.3g} us is impossible: moving {cost.bytes:,} bytes and computing {cost.flops:,} operations takes"
-            f" this device at least {least_us:.3g} us"
-        )
-
-
-roofline_of = cache(Roofline)
-
-
-def _rates(session: Session) -> tuple[float, float, float]:
-    """Takes tens of milliseconds on a GPU, hundreds on a CPU."""
-    cache_bytes = session.limits.cache_bytes
-    memory = _bandwidth(session, max(_MEMORY_MULTIPLE * cache_bytes, _LEAST_MEMORY_BYTES), repeats=1)
-    # Each core of a CPU has caches of its own before the shared one: how fast they are, no operation of PyTorch tells.
-    own_caches = session.device.type == "cpu"
-    cache = math.inf if own_caches else _bandwidth(session, max(cache_bytes // _CACHE_SHARE, 1 << 16), repeats=20)
-    return memory, max(memory, cache), _arithmetic(session)
-
-
-def _bandwidth(session: Session, footprint_bytes: int, repeats: int) -> float:
-    """Bytes a second: the best of reading, writing and copying."""
-    half = torch.ones(footprint_bytes // 8, dtype=torch.float32, device=session.device)
-    other = torch.empty_like(half)
-    probes: Sequence[tuple[Callable[[], object], int]] = (
-        (lambda: (half.sum(), other.sum()), 2),
-        (lambda: (half.fill_(1.0), other.fill_(1.0)), 2),
-        (lambda: other.copy_(half), 2),
-    )
-    size = half.numel() * half.element_size()
-    return max(size * times / _best_s(session, probe, repeats) for probe, times in probes)
-
-
-def _arithmetic(session: Session) -> float:
-    """Operations a second of a product of matrices, in the fastest of the usual dtypes."""
-    n = _PRODUCT_SIZE[session.device.type]
-    fastest_s = math.inf
-    for dtype in (torch.float32, torch.bfloat16):
-        a = torch.randn(n, n, device=session.device).to(dtype)
-        part = a[: n // 4, : n // 4].contiguous()
-        # Emulated arithmetic is some hundred times slower: a 64th of the work tells, where all of it takes seconds a try.
-        if 8 * _best_s(session, partial(torch.mm, part, part), repeats=1) < fastest_s:
-            fastest_s = min(fastest_s, _best_s(session, partial(torch.mm, a, a), repeats=1))
-    return 2.0 * n**3 / fastest_s
-
-
-def _best_s(session: Session, call: Callable[[], object], repeats: int) -> float:
-    replay = session.record([call] * repeats)
-    try:
-        return min(replay.run_us() for _ in range(_TRIES)) / 1e6
-    finally:
-        replay.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evo.measure import harness
+from evo.measure import roofline
 from evo.problem.kernel import Cost
 from evo.targets import find_target
 
@@ -25,8 +25,8 @@ RATES = {"memory": 1e9, "cache": 1e10, "flops": 1e12}
 def test_a_time_below_what_moving_and_computing_take_is_refused(
     monkeypatch: pytest.MonkeyPatch, cost: Cost, in_cache: bool, least_us: float
 ) -> None:
-    monkeypatch.setattr(harness, "_rates", lambda session: tuple(RATES.values()))
-    gauge = harness.Roofline(find_target("cpu").open())
+    monkeypatch.setattr(roofline, "_rates", lambda session: tuple(RATES.values()))
+    gauge = roofline.Roofline(find_target("cpu").open())
     assert gauge.refusal(0.51 * least_us, cost, in_cache=in_cache) == ""
     if least_us:
         reason = gauge.refusal(0.49 * least_us, cost, in_cache=in_cache)
@@ -37,7 +37,7 @@ def test_a_time_below_what_moving_and_computing_take_is_refused(
 @pytest.mark.slow
 def test_no_honest_operation_beats_the_roofline_of_this_machine() -> None:
     session = find_target("cpu").open()
-    gauge = harness.Roofline(session)
+    gauge = roofline.Roofline(session)
     x = torch.randn(1 << 24)
     y = torch.empty_like(x)
     cost = Cost(bytes=2 * x.numel() * 4, flops=x.numel())
