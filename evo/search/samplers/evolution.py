@@ -1,7 +1,7 @@
 """Evolution: points far apart at first; then the most promising of a pool of children, ranked by a surrogate.
 
 Proposal 0 is the space's default; what it is to start from, and points far from each other, follow. From then on
-operators make children of the best candidates found so far, random points join them, and a best one that stands for long
+operators make children of the best candidates found so far, a random point joins them, and a best one that stands for long
 is surrounded by all points that differ from it in one parameter. What was made and not proposed stays in the pool. Proposed
 is what the surrogate expects the largest improvement of (preselection: Jin 2011), so nothing waits for a generation.
 """
@@ -24,13 +24,13 @@ from evo.search.samplers import Unseen, at_least, first_proposals, read_options
 
 Array = npt.NDArray[np.float64]
 
+_Offers = dict[Genome, tuple[Proposal, Array]]
+"""Proposals that may be made, with their features."""
+
 _ROLES = {1: ("parent",), 2: ("first", "second")}
 _SPREAD = 256
 """Random points of which, before evolution begins, the one is proposed that is farthest from all others (a maximin design,
 Johnson et al. 1990). Of 16 the score on a budget of 55 evaluations was 0.1 lower."""
-_EARLY, _EARLY_DRAWS = 60, 8
-"""So many results long, so many random points join the children: there is little yet to make children of. Of one alone the
-score was 0.02 lower with 32 in flight, 0.01 with fewer."""
 _STANDING = 25
 """Results after which the best is surrounded: before, what operators make finds better ones sooner."""
 
@@ -43,7 +43,7 @@ class EvolutionConfig:
         anything is known come on top.
     population: candidates, of distinct machine code, that may become parents.
     tournament: size of a tournament for a parent.
-    children: made for each proposal, beside a random point, or several early on.
+    children: made for each proposal, beside one random point.
     pool: at most so many of those not proposed yet are kept, the most promising.
     """
 
@@ -69,11 +69,13 @@ class EvolutionSampler:
         self._surrogate = Surrogate(space, seed)
         self._population: list[tuple[float, int, Genome]] = []
         """(score, order, genome), best first; of equal scores the older one."""
-        self._pool: dict[Genome, tuple[Proposal, Array]] = {}
-        """What was made and not proposed yet, with its features."""
+        self._pool: _Offers = {}
+        """What was made and not proposed yet."""
         self._pending: dict[int, tuple[Proposal, int]] = {}
         """By order: the proposal, and its row of the surrogate."""
         self._told = 0
+        self._drawn: _Offers = {}
+        """Random points to begin with."""
         self._since_better = 0
 
     def ask(self, order: int) -> Proposal:
@@ -88,7 +90,8 @@ class EvolutionSampler:
 
     def adopt(self, order: int, migrant: Proposal) -> None:
         self._unseen.remember(migrant.genome)
-        self._pool.pop(migrant.genome, None)
+        for offered in (self._drawn, self._pool):
+            offered.pop(migrant.genome, None)
         self._pending[order] = migrant, self._surrogate.mark_pending(migrant.genome)
 
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
@@ -107,19 +110,18 @@ class EvolutionSampler:
 
     def _spread(self) -> Proposal:
         """Of some random points the one that is farthest from all that were proposed."""
-        for _ in range(1 if self._pool else _SPREAD):
-            self._offer(self._draw())
-        if not self._pool:
+        for _ in range(1 if self._drawn else _SPREAD):
+            self._offer(self._draw(), self._drawn)
+        if not self._drawn:
             return self._unseen.propose(self._rng)
-        drawn = list(self._pool.values())
+        drawn = list(self._drawn.values())
         away = self._surrogate.distances(np.stack([features for _, features in drawn]))
         return drawn[int(np.argmax(away))][0]
 
     def _evolve(self) -> Proposal:
         for _ in range(self._config.children):
-            self._offer(self._child())
-        for _ in range(_EARLY_DRAWS if self._told < _EARLY else 1):
-            self._offer(self._draw())
+            self._offer(self._child(), self._pool)
+        self._offer(self._draw(), self._pool)
         if not self._pool:
             return self._unseen.propose(self._rng)
         proposals = [proposal for proposal, _ in self._pool.values()]
@@ -131,10 +133,10 @@ class EvolutionSampler:
             del self._pool[proposal.genome]
         return ranked[0]
 
-    def _offer(self, proposal: Proposal | None) -> None:
-        """Puts it into the pool, unless it is known."""
-        if proposal is not None and proposal.genome in self._unseen and proposal.genome not in self._pool:
-            self._pool[proposal.genome] = proposal, self._surrogate.features(proposal.genome)
+    def _offer(self, proposal: Proposal | None, to: _Offers) -> None:
+        """Puts it there, unless it is known."""
+        if proposal is not None and proposal.genome in self._unseen and proposal.genome not in to:
+            to[proposal.genome] = proposal, self._surrogate.features(proposal.genome)
 
     def _draw(self) -> Proposal | None:
         """A random point, repaired, as most draws from large spaces break a constraint; None if that fails or is known."""
@@ -168,7 +170,7 @@ class EvolutionSampler:
         _, order, genome = self._population[0]
         parents = (Parent(order=order, role="parent"),)
         for near in self._space.neighbours(genome.parameters, far=True):
-            self._offer(Proposal(genome=Genome.of(near), operator="surround", parents=parents))
+            self._offer(Proposal(genome=Genome.of(near), operator="surround", parents=parents), self._pool)
 
 
 # -- the surrogate --------------------------------------------------------------------------------------------------
