@@ -1,5 +1,6 @@
 """evo best, runs, watch, compare, show: what was found and searched, which run was better, all that is known of one."""
 
+import math
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -104,7 +105,7 @@ def _say_marks(console: Terminal, found: Sequence[Best | ComparedRun], db: str) 
 
 def watch(run: RunName = LATEST, db: Db = DEFAULT_DB, json: Json = False) -> None:
     """Follow a search from another terminal until it ends: what is recorded, and what is best so far."""
-    console, told = make_console(), None
+    console, told, last = make_console(), None, -math.inf
     with Store.open(db, write=False) as store:
         while True:
             found = find_run(store, run)
@@ -115,15 +116,16 @@ def watch(run: RunName = LATEST, db: Db = DEFAULT_DB, json: Json = False) -> Non
                 console.clear()
                 console.say(line, "bold")
                 _print_best(console, find_best(store, run=run), db)
-            elif line != told:
+            elif line != told and (found.status != RunStatus.RUNNING or time.monotonic() - last >= _LINE_EVERY_S):
                 print_json(found) if json else console.say(line)
-            told = line
+                told, last = line, time.monotonic()
             if found.status != RunStatus.RUNNING:
                 break
-            time.sleep(_WATCHED_EVERY_S if console.is_terminal else 60.0)
+            time.sleep(_WATCHED_EVERY_S)
 
 
-_WATCHED_EVERY_S = 2.0
+_WATCHED_EVERY_S, _LINE_EVERY_S = 2.0, 60.0
+"""How often a run is looked at, and a line printed where there is no terminal."""
 
 
 def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:

@@ -38,6 +38,8 @@ from evo.search.run import Finalist, Outcome
 
 LINE_EVERY_S = 5.0
 
+ENDING = "ending when what is in flight is done; a second signal ends it at once"
+
 _REASON = 300
 """Characters of a reason that are printed."""
 
@@ -98,11 +100,19 @@ class JsonLog:
 
     def __init__(self, path: Path, run: str, workloads: Sequence[str]) -> None:
         self._path, self._run, self._workloads = path, run, workloads
-        self._improvements, self._last = 0, time.monotonic()
+        self._improvements, self._last, self._ending = 0, time.monotonic(), False
         self._write("begun")
 
-    def end(self, text: str) -> None:
-        self._write("ended", text=text)
+    def end(self, text: str, outcome: Outcome | None) -> None:
+        """outcome: None if the search was interrupted."""
+        finals = zip(self._workloads, outcome.finals, strict=False) if outcome is not None else ()
+        found = [(workload, held.winner) for workload, held in finals if held.winner and held.winner.timing]
+        winners = [
+            {"workload": w, "order": f.candidate.order, "speedup": 1 / f.timing.ratio}
+            for w, f in found
+            if f.timing is not None and f.timing.ratio
+        ]
+        self._write("ended", text=text, winners=winners)
 
     def _write(self, event: str, **more: Any) -> None:
         record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, "run": self._run, **more}
@@ -113,6 +123,9 @@ class JsonLog:
         self._write("said", text=text)
 
     def update(self, progress: Progress) -> None:
+        if progress.interrupted and not self._ending:
+            self._ending = True
+            self.say(ENDING)
         for found in (f for f in progress.improvements[self._improvements :] if not f.replayed):
             workload, gain = self._workloads[found.task], 1 / found.ratio
             self._write("better", elapsed_s=found.elapsed_s, workload=workload, order=found.order, speedup=gain)
@@ -170,7 +183,8 @@ class LiveScreen:
         bar = ProgressBar(total=1.0, completed=share, width=40)
         line = Table.grid(padding=(0, 2))
         line.add_row(bar, Text(left))
-        waiting = [Text(text, style="yellow")] if (text := _waiting(progress)) else []
+        told = (_waiting(progress), ENDING if progress.interrupted else "")
+        waiting = [Text(text, style="yellow") for text in told if text]
         failures = Text(_failures(progress), style="yellow")
         return Group(best, Text(), line, Text(_counts(progress)), failures, *waiting)
 

@@ -35,7 +35,7 @@ from evo.cli.options import (
     print_json,
 )
 from evo.cli.recorded import find_winners, is_of
-from evo.cli.screen import JsonLog, LiveScreen, PlainLines, outcome_record, print_outcome
+from evo.cli.screen import ENDING, JsonLog, LiveScreen, PlainLines, outcome_record, print_outcome
 from evo.cli.tables import Terminal, brief_workload
 from evo.errors import DeviceError, EvoError, StoreError, UsageError
 from evo.executors import AskedTarget, Executor, find_executor
@@ -141,8 +141,8 @@ def open_workers(target: str, db: str, job: Mapping[str, Any] | None = None) -> 
             " and read what is sent (docs/scaling.md)",
             err=True,
         )
-    if cluster:
-        typer.echo(f"evo: the search begins when the workers that {cluster} asks for have come", err=True)
+    if cluster or scheduler:
+        typer.echo(f"evo: the search begins when workers with a device have come to {cluster or scheduler}", err=True)
     return open_executor(
         target, cache_dir(db), job.get("builders"), job.get("devices"), name=name, scheduler=str(cluster or scheduler or "")
     )
@@ -229,25 +229,28 @@ def search(
             raise UsageError(f"--log {path} cannot be written: {error.strerror}") from error
     if len(jobs) > 1:
         for job in jobs:  # what the last one lacks is said before the first one takes its hours
-            if not _is_elsewhere(job):
-                configure(job, db)
+            with _told_of(job, kernel):
+                if not _is_elsewhere(job):
+                    configure(job, db)
     records, failed = list[dict[str, Any]](), 0
     for job in jobs:
-        begun = _begun(job.get("name"), db) if from_file and not name else None
+        with _told_of(job, kernel):
+            begun = _begun(job, db) if from_file and not name else None
         if begun is not None and begun.status is RunStatus.FINISHED:
             shown, longer = (command_line(db, verb, begun.name) for verb in ("show", "resume"))
             finished = f"run {begun.name} of {kernel} is finished: {shown}"
             typer.echo(f"evo: {finished}; to search on: {longer} --budget ...", err=True)
             continue
-        opened = open_again(begun.name, db, budget, evaluations, job) if begun else open_search(job, db)
+        limits = job.get("budget"), job.get("evaluations")
+        opened = open_again(begun.name, db, *limits, job) if begun else open_search(job, db)
         again = ("search", kernel, *_words(context, typed)) if len(jobs) > 1 else None
         try:
-            with opened as (store, run, workers):
+            with _told_of(job, kernel if from_file else ""), opened as (store, run, workers):
                 record = _carry_out(store, run, workers, job, json=json, export=export, db=db, begun=begun, again=again)
         except EvoError as error:
             if len(jobs) == 1:
                 raise
-            typer.echo(f"evo: {job['name']}: {error}", err=True)  # the others have their turns
+            typer.echo(f"evo: {error}", err=True)  # the others have their turns
             failed = failed or error.exit_code
             continue
         records.append(record)
@@ -258,12 +261,29 @@ def search(
         raise typer.Exit(failed)
 
 
-def _begun(name: str | None, db: str) -> StoredRun | None:
-    """The run of that name, if the database has one."""
+@contextmanager
+def _told_of(job: Mapping[str, Any], path: str) -> Iterator[None]:
+    """Mistakes are told with the job file, if there is one, and with which of its searches they are of."""
+    try:
+        yield
+    except EvoError as error:
+        if path:
+            error.args = (f"{path}{', search ' + repr(job['name']) if job.get('name') else ''}: {error}",)
+        raise
+
+
+def _begun(job: Mapping[str, Any], db: str) -> StoredRun | None:
+    """The run of the job's name, if the database has one. Raises UsageError if that searches for something else."""
+    found, name = None, job.get("name")
     with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
         found = store.run(name) if name is not None else None
-        return found if found is not None and found.name == name else None
-    return None
+    if found is None or found.name != name:
+        return None
+    problem, then = load_kernel(job["kernel"]), load_kernel(found.spec.kernel)
+    asked = [problem.workload(found.spec.target, text) for text in job.get("workloads") or ()]
+    if problem.folder != then.folder or (asked and asked != list(found.spec.workloads)):
+        raise UsageError("the database has a run of that name that searches for something else; give this one another name")
+    return found
 
 
 @contextmanager
@@ -331,10 +351,10 @@ def prolong(
     measured elsewhere.
     """
     stored = store.run(run)
-    seconds, limit = parse_duration(budget) if budget is not None else None, None
+    seconds, limit, had = parse_duration(budget) if budget is not None else None, None, Budget(**stored.spec.budget)
     if seconds is not None or evaluations is not None:
         limit = Budget(seconds=seconds, evaluations=evaluations)
-    if limit == Budget(**stored.spec.budget) and stored.status is not RunStatus.FINISHED:
+    if stored.status is not RunStatus.FINISHED and (seconds, evaluations) == (had.seconds, had.evaluations):
         limit = seconds = None  # the same command again
     elif limit is None and stored.status is RunStatus.FINISHED:
         raise StoreError(
@@ -516,13 +536,16 @@ def read_jobs(path: Path) -> list[Job]:
     first. Raises UsageError."""
     try:
         text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text).get("search")
+        whole = tomllib.loads(text)
     except FileNotFoundError:
         raise UsageError(f"job file {path} does not exist") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise UsageError(f"job file {path} cannot be read: {error}") from error
+    found, lines = whole.pop("search", None), text.splitlines()
+    for key in whole if found else ():
+        line = next((n for n, line in enumerate(lines, 1) if re.match(rf"\W*{re.escape(key)}\b", line)), 1)
+        raise UsageError(f"job file {path}, line {line}: {key!r} stands outside of [search], where all keys belong")
     tables = found if isinstance(found, list) else [found]
-    lines = text.splitlines()
     begins = [n for n, line in enumerate(lines, 1) if _TABLE.match(line)] or [1]
     jobs, named = list[Job](), dict[str, int]()
     for number, table in enumerate(tables):
@@ -669,13 +692,13 @@ def follow(
     outcome, why = None, "an error"
     with screen, ExitStack() as ending_log:
         if written:
-            ending_log.callback(lambda: written.end(why))
+            ending_log.callback(lambda: written.end(why, outcome))
         on = f"{run.environment.device}, {counted(executor.devices, 'device')}, {counted(executor.builders, 'builder')}"
         starts = run.spec.options.get("starts")
         first = f", first {counted(len(starts), 'known point')} (--cold: none)" if starts else ""
         say(f"run {run.name}: {run.spec.kernel} on {on}, seed {run.spec.seed}{first}; starting …")
         try:
-            with _signals(ending) as searching:
+            with _signals(ending, said=isinstance(screen, LiveScreen)) as searching:
 
                 def finals(workload: Workload) -> None:
                     searching.clear()
@@ -689,10 +712,10 @@ def follow(
 
 
 @contextmanager
-def _signals(ending: Sequence[signal.Signals]) -> Iterator[list[Search]]:
+def _signals(ending: Sequence[signal.Signals], *, said: bool) -> Iterator[list[Search]]:
     """A list for the search that the next of these signals ends in order. While none is in it, they raise
-    KeyboardInterrupt. Outside of the main thread, where no handler can be installed, signals are left alone; so is one that
-    is ignored, as nohup has it."""
+    KeyboardInterrupt. said: a screen says so. Outside of the main thread, where no handler can be installed, signals are
+    left alone; so is one that is ignored, as nohup has it."""
     searching: list[Search] = []
 
     def stop(number: int, frame: object) -> None:
@@ -700,7 +723,7 @@ def _signals(ending: Sequence[signal.Signals]) -> Iterator[list[Search]]:
             raise KeyboardInterrupt
         searching.pop().interrupt()
         with suppress(OSError):  # the terminal may be gone
-            os.write(2, b"evo: ending when what is in flight is done; a second signal ends it at once\n")
+            os.write(2, b"" if said else f"evo: {ENDING}\n".encode())
 
     if threading.current_thread() is not threading.main_thread():
         ending = ()

@@ -17,6 +17,7 @@ import logging
 import math
 import multiprocessing.process
 import pickle
+import signal
 import threading
 import time
 import uuid
@@ -44,13 +45,15 @@ from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import Limits, find_kernel, kernel_digest
 from evo.targets import DeviceInfo, find_target
 
+_LOG = logging.getLogger("evo")
+
 DEVICE = "device"
 """The resource of a worker that a measurement takes one of."""
 
 _ANSWER_S = 10.0
 """How long a scheduler may take to answer at first, and to give a result that it has."""
-_STARTING_S = 120.0
-"""How long workers may take to come, of a cluster that was not started here, and to import what they need."""
+_COMING_S, _STARTING_S = 30.0, 120.0
+"""How long a worker with a device may take to come, where no cluster is started; and to import what it needs."""
 _SETTLING_S = 1.0
 """How long none may have come before a search begins: how many there are then decides how much it has in flight."""
 _AWAY_S = 600.0
@@ -243,6 +246,8 @@ class DaskExecutor:
                 missing = self._missing(0.0 if away_s is None else now - away_s)
             except Exception as error:  # of a client whose connection is lost at that moment
                 missing = f"the cluster at {self._address} cannot be used: {_said(error)}"
+            if missing and away_s is None:
+                _LOG.warning("evo: %s; the search waits for up to %.0f s", missing, _AWAY_S)
             away_s = None if not missing else away_s or now
             if away_s is not None and now - away_s > _AWAY_S:
                 self._give_up(f"{missing}, for {_AWAY_S:.0f} s now; what was found so far is kept: resume when it is back")
@@ -263,14 +268,14 @@ class DaskExecutor:
                     job.task = None
         if self._client.status != "running":
             return f"the scheduler at {self._address} does not answer"
-        self._find_workers()
+        workers, _ = self._find_workers()
         with self._lock:
             for job in self._jobs:
                 if job.task is None:
                     self._send(job)
             jobs = list(self._jobs)
         self._client.cancel([job.task for job in jobs if job.task is not None and job.place not in ("", *self._places)])
-        if not self._places and not all(job.building for job in jobs):
+        if not self._places and not (workers and all(job.building for job in jobs)):
             return f"no worker of the scheduler at {self._address} has a device of the kind {self._kind}"
         return f"the scheduler at {self._address} takes no requests" if any(job.task is None for job in jobs) else ""
 
@@ -375,7 +380,7 @@ class DaskExecutor:
         """Until there are as many as wanted, of which one has a device: how many builders. Raises DeviceError if none comes
         that has one, UsageError for one of another version."""
         before, settled_s = 0, math.inf
-        deadline = time.monotonic() + _STARTING_S
+        deadline = time.monotonic() + _COMING_S
         while True:
             count, threads = self._find_workers()
             if count != before:  # others that were started with it are still on their way
@@ -384,7 +389,7 @@ class DaskExecutor:
             if self._places and count >= wanted and settled:
                 break
             if self._cluster is not None and count < wanted:  # they may have to queue for hours
-                deadline = time.monotonic() + _ANSWER_S
+                deadline = time.monotonic() + _COMING_S
             if time.monotonic() > deadline:
                 raise DeviceError(
                     f"no worker of the scheduler at {self._address} has a device: start one beside each, with"
@@ -397,6 +402,8 @@ class DaskExecutor:
                 lacks = f"the worker at {worker} cannot import evo ({_said(answer)})"
                 raise DeviceError(f"{lacks}: install evo {__version__} there")
             _check_version(answer, worker)
+        if self._cluster is not None:
+            self._client.run(_leave_interrupts, on_error="ignore")
         return max(1, threads - sum(self._places.values()))
 
     def _ask(self, workers: list[str], *question: str) -> Any:
@@ -416,6 +423,12 @@ class DaskExecutor:
         if self._cluster is not None:
             with suppress(Exception):
                 self._cluster.close(timeout=_ANSWER_S)
+
+
+def _leave_interrupts() -> None:
+    """A terminal's ^C reaches the processes of a local cluster, too: it is for the command, which ends them."""
+    with suppress(ValueError):  # a worker that is a thread of the command
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _RemoteTarget:
@@ -451,10 +464,13 @@ def _cluster(scheduler: str) -> tuple[Any, str, int]:
     cluster = None
     try:
         job = yaml.safe_load(Path(scheduler).read_text())
+        wanted = int(job.get("workers", 1))
+        if unknown := job.keys() - {"cluster", "options", "workers"}:
+            raise ValueError(f"unknown {', '.join(map(str, unknown))}")
         module, _, name = job["cluster"].rpartition(".")
         cluster = getattr(importlib.import_module(module), name)(**job.get("options", {}))
         if "workers" in job:
-            cluster.scale(job["workers"])
+            cluster.scale(wanted)
     except Exception as error:  # of whichever class of cluster
         if cluster is not None:
             cluster.close()
@@ -462,7 +478,7 @@ def _cluster(scheduler: str) -> tuple[Any, str, int]:
             f"--cluster {scheduler} starts no cluster ({_said(error)}): it needs cluster: distributed.LocalCluster or"
             " another class, options: its arguments, workers: how many"
         ) from error
-    return cluster, cluster.scheduler_address, int(job.get("workers", 1))
+    return cluster, cluster.scheduler_address, wanted
 
 
 def _connect(address: str) -> Any:

@@ -124,6 +124,8 @@ class Progress:
     elapsed_s: float = 0.0
     devices: int = 1
     """That measure."""
+    interrupted: bool = False
+    """A signal ends the search when what is in flight is done."""
     incidents: dict[str, int] = field(default_factory=dict)
     """What the search has survived since it began or was resumed: how often, by its name."""
 
@@ -230,7 +232,7 @@ class Search:
         with threadpool_limits(limits=1, user_api="blas"):
             while True:
                 reason = self._advance()
-                self.progress.elapsed_s = self.elapsed_s
+                self.progress.elapsed_s, self.progress.interrupted = self.elapsed_s, self._interrupted
                 self.progress.incidents = self._incidents()
                 self.progress.waiting = self._waited_for()
                 self._observer(self.progress)

@@ -129,6 +129,8 @@ JOBS = {
     "not of a job": (f'{JOB}db = "x"\n', "unknown key 'db'"),
     "kernel": ("[search]\nkernel = 7\n", "unknown kernel '7'"),
     "seed": (f'{JOB}seed = "x"\n', "job.toml, line 3: Invalid value for '--seed': "),
+    "outside": (f'budget = "8h"\n{JOB}', "job.toml, line 1: 'budget' stands outside of [search]"),
+    "value": (f'{JOB}name = "a"\nbudget = "25x"\n', "job.toml, search 'a': --budget '25x' is not a duration"),
     "of two": (f'{ONE_OF}name = "a"\n[[search]]\nname = "b"\n', "job.toml, line 4: it needs a table [search]"),
     "nameless": (ONE_OF * 2, "line 1: of several searches each needs a name"),
     "one name": (f'{ONE_OF}name = "a"\n' * 2, "line 6: the search that begins on line 1 is called 'a', too"),

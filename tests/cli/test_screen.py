@@ -62,7 +62,7 @@ def test_a_log_has_a_line_for_what_is_better_and_for_how_far_it_is(tmp_path: Pat
     log = screen.JsonLog(tmp_path / "log.jsonl", "night", ["4096"])
     log.update(progress({}))
     log.update(progress({}))  # what was told is not told again
-    log.end("time is up")
+    log.end("time is up", None)
     told = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [t["event"] for t in told] == ["begun", "better", "progress", "progress", "ended"]
     assert (told[1]["order"], told[1]["speedup"], told[1]["workload"]) == (12, 2.0, "4096")

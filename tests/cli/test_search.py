@@ -333,6 +333,8 @@ def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any
     assert again.code == 0
     for name, told in zip(("long", "short"), again.err.splitlines(), strict=True):
         assert told.startswith(f"evo: run {name} of job.toml is finished: evo show {name}; to search on: evo resume {name} ")
+    (tmp_path / "job.toml").write_text(QUEUE.replace("./toy", "softmax"))
+    assert "a run of that name that searches for something else" in here("search", "job.toml").sentence
     after = stored(tmp_path)
     assert len(after) == 64
     assert killed.items() <= after.items()
