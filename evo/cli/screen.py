@@ -106,11 +106,10 @@ class JsonLog:
     def end(self, text: str, outcome: Outcome | None) -> None:
         """outcome: None if the search was interrupted."""
         finals = zip(self._workloads, outcome.finals, strict=False) if outcome is not None else ()
-        found = [(workload, held.winner) for workload, held in finals if held.winner and held.winner.timing]
         winners = [
-            {"workload": w, "order": f.candidate.order, "speedup": 1 / f.timing.ratio}
-            for w, f in found
-            if f.timing is not None and f.timing.ratio
+            {"workload": workload, "order": held.winner.candidate.order, "speedup": 1 / timing.ratio}
+            for workload, held in finals
+            if held.winner and (timing := held.winner.timing) and timing.ratio
         ]
         self._write("ended", text=text, winners=winners)
 
