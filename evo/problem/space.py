@@ -131,6 +131,11 @@ class Space:
     def by_name(self) -> dict[str, Parameter]:
         return {p.name: p for p in self.parameters}
 
+    @cached_property
+    def conditions(self) -> frozenset[str]:
+        """Names of parameters that others depend on."""
+        return frozenset(w.parameter for p in self.parameters for w in p.when)
+
     @property
     def cardinality(self) -> int:
         """Points before conditions and constraints: an upper bound."""

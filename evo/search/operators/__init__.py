@@ -75,7 +75,7 @@ def move(rng: random.Random, parameter: Parameter, value: Value) -> Value:
 def change(rng: random.Random, space: Space, point: Point, moved: Mapping[str, Value]) -> Point:
     """`point`, which must be complete, with the values of `moved`; conditions are followed as by `Space.draw`."""
     changed = {**point, **moved}
-    if any(w.parameter in moved for p in space.parameters for w in p.when):
+    if not space.conditions.isdisjoint(moved):
         return space.draw(rng, changed)
     return changed
 
@@ -91,14 +91,13 @@ def repair(
     constraints = range(len(space.constraints))
     broken = _broken(space, point, constraints, len(space.constraints))
     free = _free(space, point, keep)
-    conditions = {w.parameter for p in space.parameters for w in p.when}
     kept = {name: point[name] for name in keep if name in point}
     for _ in range(steps):
         if not broken or not free:
             break
         p = rng.choice(free)
         # A kept parameter that one move turned off has its value again when another turns it on.
-        known = {**kept, **point} if p.name in conditions else point
+        known = {**kept, **point} if p.name in space.conditions else point
         moved = change(rng, space, known, {p.name: move(rng, p, point[p.name])})
         # The broken rules first: most moves mend none of them, and then the others need no look.
         still = _broken(space, moved, broken, len(broken))
