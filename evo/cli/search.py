@@ -542,7 +542,8 @@ def read_jobs(path: Path) -> list[Job]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise UsageError(f"job file {path} cannot be read: {error}") from error
     found, lines = whole.pop("search", None), text.splitlines()
-    for key in whole if found else ():
+    if found and whole:
+        key = next(iter(whole))
         line = next((n for n, line in enumerate(lines, 1) if re.match(rf"\W*{re.escape(key)}\b", line)), 1)
         raise UsageError(f"job file {path}, line {line}: {key!r} stands outside of [search], where all keys belong")
     tables = found if isinstance(found, list) else [found]
@@ -722,8 +723,9 @@ def _signals(ending: Sequence[signal.Signals], *, said: bool) -> Iterator[list[S
         if not searching or searching[-1].over:
             raise KeyboardInterrupt
         searching.pop().interrupt()
-        with suppress(OSError):  # the terminal may be gone
-            os.write(2, b"" if said else f"evo: {ENDING}\n".encode())
+        if not said:
+            with suppress(OSError):  # the terminal may be gone
+                os.write(2, f"evo: {ENDING}\n".encode())
 
     if threading.current_thread() is not threading.main_thread():
         ending = ()
