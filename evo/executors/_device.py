@@ -43,7 +43,7 @@ _PROBE_ELEMENTS = 1 << 16
 _ATTEMPTS = 2
 """Of a candidate."""
 
-_HINT = "; it hangs, or has a fault that the device takes longer to name, as it does a trap"
+_HINT = "; it hangs, is far slower than most, or has a fault that the device takes longer to name, as it does a trap"
 
 _JUDGED = frozenset({"gate", "timing", "race"})
 """Stages in which candidates run."""

@@ -321,6 +321,13 @@ def test_variants_for_masks_pass_their_check_and_flash_attentions_rule(attention
     flash_attentions_rule(attention, dtype, torch.device("cpu"), additive=index % 2 == 0)
 
 
+def test_random_cases_are_calls_that_a_causal_variant_serves(attention: ModuleType) -> None:
+    trial = importlib.import_module(f"{attention.__name__}.runtime.trial")
+    drawn = [v for v in trial.verdicts(attention.frontend, 1, 7, 12) if " rows, " in v.case]
+    assert len(drawn) == 12
+    assert [v for v in drawn if v.reason or not v.on_variant] == []
+
+
 @pytest.mark.parametrize(("reason", "sizes", "options"), REFUSED)
 def test_attention_that_is_left_to_pytorch(attention: ModuleType, reason: str, sizes: Options, options: Options) -> None:
     args, function = qkv(**sizes, grad=False), attention.scaled_dot_product_attention
