@@ -248,8 +248,9 @@ def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, 
             "chains_are_short",
             lambda p, s: s.element_bytes == 2
             or p["statistics"] == "welford"
-            or s.iterations * s.lanes // min(p["accumulators"], s.lanes) <= 128,
-            "one running float32 sum over more than 128 elements loses the small ones beside an outlier",
+            or s.iterations * s.lanes // min(p["accumulators"], s.lanes) <= 64,
+            "one running float32 sum over more than 64 elements loses the small ones beside an outlier, and all roundings"
+            " of equal ones go one way",
         ),
         rule(
             "shifted_is_short",
