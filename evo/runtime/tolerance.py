@@ -4,7 +4,7 @@ A result is compared elementwise, within a tolerance, with a reference in float6
 error of PyTorch's own result on the same input: at most `torch_factor` times that (the rule FlashAttention tests by, Dao
 et al. 2022), plus what rounding may do. Where the reference is not finite the result must agree exactly; where it is finite
 the result must be. What the tolerance would let pass, and is to be kept nevertheless, is stated by
-name: denormals, overflow, rounding, zero_sign (`evo.problem.kernel.Tolerance` says what they mean).
+name: denormals, overflow, rounding, small, zero_sign (`evo.problem.kernel.Tolerance` says what they mean).
 """
 
 from collections.abc import Collection
@@ -52,10 +52,10 @@ def expected(
     atol, rtol, torch_factor = tolerance
     finite = reference.to(dtype).isfinite()
     magnitude = torch.where(finite, reference.abs(), 0.0)
-    torch_error = 0.0
+    allowed, torch_error = atol + rtol * magnitude, 0.0
     if own is not None and reference.numel():
-        both = finite & own.isfinite()
-        torch_error = float(torch.where(both, (own.double() - reference).abs(), 0.0).max())
+        errors = torch.where(finite & own.isfinite(), (own.double() - reference).abs(), 0.0)
+        torch_error = float(errors.max())
     scale = float(magnitude.max()) if reference.numel() else 0.0
     # PyTorch may be lucky on a case: float32 results of equal merit differ by some roundings of the last place, 16-bit
     # ones (computed in float32, rounded once) by one, float64 ones by those of the reference as well.
@@ -63,11 +63,15 @@ def expected(
     limit = torch_factor * torch_error + roundings * torch.finfo(dtype).eps * scale + rounding
     if own is None:
         limit = atol + rtol * scale
+    elif "small" not in keeps:
+        allowed = allowed.clamp(min=limit)
+    elif reference.numel():
+        allowed *= max(1.0, torch_factor * float((errors / allowed).max()))
     return Expected(
         name=name,
         reference=reference,
         finite=finite,
-        allowed=torch.clamp(atol + rtol * magnitude, min=limit if own is not None else 0.0),
+        allowed=allowed,
         torch_error=torch_error,
         largest_allowed=max(limit, torch.finfo(dtype).smallest_normal),
         all_finite=bool(finite.all()),
@@ -101,7 +105,7 @@ def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
 
 def _habits(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
     none = torch.zeros((), dtype=torch.float64, device=output.device)
-    if not {*expected.keeps} - {"overflow"}:
+    if not {*expected.keeps} - {"overflow", "small"}:
         return [none] * 3
     result, wanted = output.flatten()[:_SAMPLED].double(), expected.reference.flatten()[:_SAMPLED]
     limits = torch.finfo(output.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -276,6 +277,21 @@ def test_what_a_tolerance_would_let_pass_is_kept_where_that_is_stated(
     assert reason in compare(result, exact)[1]
     assert compare(reference.to(result.dtype), exact)[1] == ""
     assert compare(result, replace(exact, keeps=()))[1] == ""
+
+
+def test_small_results_are_held_to_a_tolerance_of_their_own_where_that_is_stated() -> None:
+    """A softmax that leaves out what is below exp(-11) of the largest."""
+    weights = torch.linspace(0.0, -16.0, 33, dtype=torch.float64).softmax(0)
+    pytorchs = weights.to(torch.float16)
+    dropped = pytorchs.where(weights > weights[0] * math.exp(-11), 0.0)
+    strict, loose = (
+        rule("y", weights, pytorchs, torch.float16, (6e-8, 1e-3, 2.0), keeps=keeps) for keeps in (("small",), ())
+    )
+    assert "elements are outside the tolerance" in compare(dropped, strict)[1]
+    assert compare(dropped, loose)[1] == ""
+    assert compare(pytorchs, strict)[1] == ""
+    worse = rule("y", weights, pytorchs * 1.02, torch.float16, (6e-8, 1e-3, 2.0), keeps=("small",))
+    assert compare(pytorchs * 0.97, worse)[1] == ""  # twice PyTorch's own is allowed
 
 
 def test_numbers_that_are_all_rounded_the_same_way_do_not_lean() -> None:
