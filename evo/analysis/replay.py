@@ -1,7 +1,8 @@
 """Samplers on recorded search spaces: no device, no compiler, every evaluation looked up.
 
 A space is a record of all configurations of a kernel, each with its time or its failure, and what it cost to find out: a
-cache file of Kernel Tuner, or T4 results. Such are published at https://github.com/AutoTuningAssociation/benchmark_hub.
+cache file of Kernel Tuner, or T4 results. Such are published at https://github.com/AutoTuningAssociation/benchmark_hub. Of a
+space too large for that a random sample is a record: what a sampler draws is then one of the recorded points nearest to it.
 
 The score is the performance over time of Willemsen et al. (2024, "A methodology for comparing optimization algorithms for
 auto-tuning", doi 10.1016/j.future.2024.05.021): 0 is random search, 1 the optimum at once, averaged over a budget within
@@ -18,7 +19,7 @@ import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from evo.errors import UsageError
 from evo.problem.genome import Genome
-from evo.problem.space import Categorical, Constraint, Ordinal, Parameter, Point, Space
+from evo.problem.space import Categorical, Constraint, Ordinal, Parameter, Point, Space, Value
 from evo.search.samplers import Exhausted, find_sampler
 
 _START, _CUTOFF, _GRID_POINTS = 0.01, 0.95, 1000
@@ -38,6 +39,10 @@ _INACTIVE = "inactive"
 """Value of a parameter that a configuration does not have."""
 _GZIP = b"\x1f\x8b"
 """How such files begin."""
+_LOOKED_AT = 64
+"""Points by which a record of all is told from a sample."""
+_NEAREST = 8
+"""One of so many is drawn: the nearest is mostly where one came from."""
 _NO_TIME = 1e19
 """Kernel Tuner writes a huge number in place of the time of what failed."""
 
@@ -99,11 +104,21 @@ class RecordedSpace:
         return bool(self._random[-1] > self._best_first[0])
 
     def space(self, rng: random.Random) -> Space:
-        return Space(
-            parameters=self.parameters,
-            constraints=(Constraint(name="recorded", holds=self._is_recorded, reason="there is a record of it"),),
-            default=self._points[rng.choice(self._sorted_keys)],
-        )
+        recorded = Constraint(name="recorded", holds=self._is_recorded, reason="there is a record of it")
+        default = self.draw(rng)
+        if self._is_sample:
+            return _Sample(parameters=self.parameters, constraints=(recorded,), default=default, record=self)
+        return Space(parameters=self.parameters, constraints=(recorded,), default=default)
+
+    def draw(self, rng: random.Random) -> Point:
+        """Each as likely as another."""
+        return self._points[rng.choice(self._sorted_keys)]
+
+    def near(self, rng: random.Random, point: Mapping[str, Value]) -> Point:
+        """One of those nearest to `point`."""
+        away = self._squares - 2.0 * self._at @ self._position(point)  # squared, up to a constant
+        nearest = np.argpartition(away, min(_NEAREST, len(away) - 1))[:_NEAREST]
+        return self._points[self._sorted_keys[rng.choice(sorted(nearest))]]
 
     def evaluate(self, genome: Genome) -> tuple[float | None, float]:
         """Its time, if it has one, and what it costs in seconds."""
@@ -121,6 +136,31 @@ class RecordedSpace:
         share: NDArray[np.float64] = (self._best_first[mean] - self._random) / (self._best_first[0] - self._random)
         return share
 
+    @cached_property
+    def _is_sample(self) -> bool:
+        """Points have fewer recorded neighbours than half their parameters; where all is recorded they have most."""
+        rng, whole = random.Random(0), Space(parameters=self.parameters)
+        points = [self.draw(rng) for _ in range(_LOOKED_AT)]
+        found = sum(self._is_recorded(near) for point in points for near in whole.neighbours(point))
+        return found < _LOOKED_AT / 2 * sum(len(p.values) > 1 for p in self.parameters)
+
+    @cached_property
+    def _at(self) -> NDArray[np.float64]:
+        """By sorted key: where points lie. A parameter's values are 1 apart at most, and categories exactly."""
+        return np.stack([self._position(self._points[key]) for key in self._sorted_keys])
+
+    @cached_property
+    def _squares(self) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = (self._at**2).sum(axis=1)
+        return found
+
+    def _position(self, point: Mapping[str, Value]) -> NDArray[np.float64]:
+        found: list[float] = []
+        for p in self.parameters:
+            i, n = p.values.index(point[p.name]), len(p.values)
+            found += [i / max(1, n - 1)] if isinstance(p, Ordinal) else [math.sqrt(0.5) * (i == j) for j in range(n)]
+        return np.array(found)
+
     def _evaluations(self, share: float) -> int:
         """Random draws that are expected to come this share of the way from the median to the optimum."""
         best, median = float(self._best_first[0]), float(np.median(self._best_first))
@@ -132,6 +172,19 @@ class RecordedSpace:
 
     def _key(self, point: Mapping[str, object]) -> tuple[str, ...]:
         return tuple([str(point[n]) for n in self.names])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample(Space):
+    """Recorded points that mostly have no neighbour."""
+
+    record: RecordedSpace
+
+    def sample(self, rng: random.Random) -> Point:
+        return self.record.draw(rng)
+
+    def mended(self, rng: random.Random, point: Mapping[str, Value]) -> Point:
+        return self.record.near(rng, point)
 
 
 @cache
@@ -244,6 +297,8 @@ def _time(value: object) -> float | None:
 
 def _parameter(name: str, column: Sequence[Any]) -> Parameter:
     values = list(dict.fromkeys(column))
-    if len(values) > 2 and all(isinstance(v, int | float) for v in values):
-        return Ordinal(name=name, values=tuple(sorted(values)))
+    numbers = sorted(v for v in values if isinstance(v, int | float))
+    others = [v for v in values if not isinstance(v, int | float)]
+    if len(values) > 2 and others in ([], [_INACTIVE]):
+        return Ordinal(name=name, values=(*others, *numbers))
     return Categorical(name=name, values=tuple(sorted(values, key=str)))

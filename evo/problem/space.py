@@ -215,6 +215,10 @@ class Space:
                     point = moved if self.is_legal(moved) else point
         return point
 
+    def mended(self, rng: random.Random, point: Mapping[str, Value]) -> Point | None:
+        """A legal point near one that is not; None where that has to be searched for."""
+        return None
+
     def neighbours(self, point: Mapping[str, Value], *, far: bool = False) -> Iterator[Point]:
         """Legal points one step away in one parameter (others are dropped or filled in where a condition turns); far: at any
         other value of it."""

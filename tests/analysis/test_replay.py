@@ -86,6 +86,20 @@ def test_every_form_of_a_record_is_the_same_space(tmp_path: Path, write: Any) ->
     assert found.improvements[0][0] >= 1.0  # seconds: each costs one
 
 
+def test_a_random_sample_of_a_large_space_is_a_space_of_its_points(tmp_path: Path) -> None:
+    rng, names = random.Random(1), "abcdefghij"
+    sample = [[rng.randrange(8) for _ in names] for _ in range(600)]
+    entries = {",".join(map(str, p)): {"time": 1 + (sum(p) / 40) ** 4, "compile_time": 1000.0} for p in sample}
+    text = {"tune_params_keys": list(names), "tune_params": {n: list(range(8)) for n in names}, "cache": entries}
+    path = tmp_path / "sample.json"
+    path.write_text(json.dumps(text))
+    evolution, uniform = (
+        judge(path, name, [replay(path, name, {}, 1, seed) for seed in range(6)]).score for name in ("evolution", "random")
+    )
+    assert evolution > 0.6
+    assert abs(uniform) < 0.3
+
+
 def test_the_score_of_the_best_at_once_is_1_and_of_what_never_improves_below_0(tmp_path: Path) -> None:
     path = write_cache(tmp_path / "a.json")
     at_once = judge(path, "x", [Replay(improvements=[(0.0, 1.0)], evaluations=1, sampler_s=0.002)])

@@ -90,6 +90,8 @@ def repair(
     """
     constraints = range(len(space.constraints))
     broken = _broken(space, point, constraints, len(space.constraints))
+    if broken and (near := space.mended(rng, point)) is not None:
+        return near
     free = _free(space, point, keep)
     kept = {name: point[name] for name in keep if name in point}
     for _ in range(steps):
