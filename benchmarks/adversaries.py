@@ -43,8 +43,8 @@ from evo.targets import find_target
 from tests.adversaries.cheats import names_for
 from tests.adversaries.trial import try_all, workload_for
 
-_PATIENCE_S = 10.0
-"""Slow is not wrong: a search ends what takes twenty times as long as most, and a gate is soon over."""
+_GATE_FLOOR_S = 10.0
+"""A search ends what takes twenty times as long as most; here slow is not wrong."""
 
 _COLUMNS = {"cpu": (256, 1000, 4096), "cuda": (256, 1000, 4096, 8192, 32768)}
 
@@ -164,7 +164,7 @@ def main() -> int:
     dtypes = (given.dtype,) if given.dtype else kernel.dtypes[given.target]
     arch = find_target(given.target).device().arch
     with tempfile.TemporaryDirectory(prefix="evo-adversaries-") as cache:
-        config = ExecutorConfig(builders=given.builders, cache_dir=Path(cache), gate_floor_s=_PATIENCE_S)
+        config = ExecutorConfig(builders=given.builders, cache_dir=Path(cache), gate_floor_s=_GATE_FLOOR_S)
         executor = LocalExecutor(given.target, config)
         try:
             place = Place(executor=executor, target=given.target, arch=arch)

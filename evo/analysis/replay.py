@@ -2,7 +2,7 @@
 
 A space is a record of all configurations of a kernel, each with its time or its failure, and what it cost to find out: a
 cache file of Kernel Tuner, or T4 results. Such are published at https://github.com/AutoTuningAssociation/benchmark_hub. Of a
-space too large for that a random sample is a record: what a sampler draws is then one of the recorded points nearest to it.
+space too large for that a random sample is a record: what a sampler makes of others is then a recorded point near it.
 
 The score is the performance over time of Willemsen et al. (2024, "A methodology for comparing optimization algorithms for
 auto-tuning", doi 10.1016/j.future.2024.05.021): 0 is random search, 1 the optimum at once, averaged over a budget within
@@ -105,18 +105,18 @@ class RecordedSpace:
 
     def space(self, rng: random.Random) -> Space:
         recorded = Constraint(name="recorded", holds=self._is_recorded, reason="there is a record of it")
-        default = self.draw(rng)
-        if self._is_sample:
-            return _Sample(parameters=self.parameters, constraints=(recorded,), default=default, record=self)
-        return Space(parameters=self.parameters, constraints=(recorded,), default=default)
+        whole = Space(parameters=self.parameters, constraints=(recorded,), default=self.sample(rng))
+        if not self._is_sample:
+            return whole
+        return _Sample(parameters=self.parameters, constraints=(recorded,), default=whole.default, record=self)
 
-    def draw(self, rng: random.Random) -> Point:
+    def sample(self, rng: random.Random) -> Point:
         """Each as likely as another."""
         return self._points[rng.choice(self._sorted_keys)]
 
-    def near(self, rng: random.Random, point: Mapping[str, Value]) -> Point:
+    def nearest(self, rng: random.Random, point: Mapping[str, Value]) -> Point:
         """One of those nearest to `point`."""
-        away = self._squares - 2.0 * self._at @ self._position(point)  # squared, up to a constant
+        away = self._squares - 2.0 * (self._at @ self._position(point))  # squared, up to a constant
         nearest = np.argpartition(away, min(_NEAREST, len(away) - 1))[:_NEAREST]
         return self._points[self._sorted_keys[rng.choice(sorted(nearest))]]
 
@@ -140,7 +140,7 @@ class RecordedSpace:
     def _is_sample(self) -> bool:
         """Points have fewer recorded neighbours than half their parameters; where all is recorded they have most."""
         rng, whole = random.Random(0), Space(parameters=self.parameters)
-        points = [self.draw(rng) for _ in range(_LOOKED_AT)]
+        points = [self.sample(rng) for _ in range(_LOOKED_AT)]
         found = sum(self._is_recorded(near) for point in points for near in whole.neighbours(point))
         return found < _LOOKED_AT / 2 * sum(len(p.values) > 1 for p in self.parameters)
 
@@ -158,7 +158,7 @@ class RecordedSpace:
         found: list[float] = []
         for p in self.parameters:
             i, n = p.values.index(point[p.name]), len(p.values)
-            found += [i / max(1, n - 1)] if isinstance(p, Ordinal) else [math.sqrt(0.5) * (i == j) for j in range(n)]
+            found += [i / (n - 1)] if isinstance(p, Ordinal) else [math.sqrt(0.5) * (i == j) for j in range(n)]
         return np.array(found)
 
     def _evaluations(self, share: float) -> int:
@@ -181,10 +181,10 @@ class _Sample(Space):
     record: RecordedSpace
 
     def sample(self, rng: random.Random) -> Point:
-        return self.record.draw(rng)
+        return self.record.sample(rng)
 
-    def mended(self, rng: random.Random, point: Mapping[str, Value]) -> Point:
-        return self.record.near(rng, point)
+    def repaired(self, rng: random.Random, point: Mapping[str, Value]) -> Point:
+        return self.record.nearest(rng, point)
 
 
 @cache
@@ -297,8 +297,8 @@ def _time(value: object) -> float | None:
 
 def _parameter(name: str, column: Sequence[Any]) -> Parameter:
     values = list(dict.fromkeys(column))
-    numbers = sorted(v for v in values if isinstance(v, int | float))
-    others = [v for v in values if not isinstance(v, int | float)]
-    if len(values) > 2 and others in ([], [_INACTIVE]):
+    numbers = sorted(v for v in values if type(v) in (int, float))
+    others = [v for v in values if type(v) not in (int, float)]
+    if len(values) > 2 and others in ([], [_INACTIVE]):  # records know no conditions: inactive is a value below all
         return Ordinal(name=name, values=(*others, *numbers))
     return Categorical(name=name, values=tuple(sorted(values, key=str)))

@@ -175,10 +175,10 @@ class Argument:
 class Tolerance:
     """`allclose(atol, rtol)` against float64, and at most `torch_factor` times PyTorch's own largest error.
 
-    keeps: what is to be as in the reference although these would let it pass. "denormals": results below the smallest normal
-    number are not 0. "overflow": what is too large is Inf, not the largest number. "rounding": results of 16 bits are
-    rounded to nearest, not towards 0. "small": each result is as near to the reference as `atol` and `rtol` say, or as twice
-    PyTorch's is, whatever the largest one. "zero_sign": where the reference is 0, or -0, so is the result."""
+    keeps: what is to be as in the reference although these would let it pass. "componentwise": small results beside large
+    ones are within `atol` and `rtol`, too. "denormals": results below the smallest normal number are not 0. "overflow": what
+    is too large is Inf, not the largest number. "rounding": results of 16 bits are rounded to nearest, not towards 0.
+    "zero_sign": where the reference is 0, or -0, so is the result."""
 
     atol: float
     rtol: float
@@ -186,7 +186,7 @@ class Tolerance:
     keeps: tuple[str, ...] = ("overflow", "rounding")
 
 
-_KEPT = frozenset({"denormals", "overflow", "rounding", "small", "zero_sign"})
+_KEPT = frozenset({"componentwise", "denormals", "overflow", "rounding", "zero_sign"})
 
 TOLERANCE = MappingProxyType(
     {

@@ -215,8 +215,8 @@ class Space:
                     point = moved if self.is_legal(moved) else point
         return point
 
-    def mended(self, rng: random.Random, point: Mapping[str, Value]) -> Point | None:
-        """A legal point near one that is not; None where that has to be searched for."""
+    def repaired(self, rng: random.Random, point: Mapping[str, Value]) -> Point | None:
+        """A legal point near one that is not; None where that is searched for, as everywhere but on a recorded sample."""
         return None
 
     def neighbours(self, point: Mapping[str, Value], *, far: bool = False) -> Iterator[Point]:

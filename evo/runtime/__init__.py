@@ -28,7 +28,7 @@ What a frontend passes must be memory of that device and dtype, laid out as the 
     comparable(*args)                         if not ORIGINAL's: the result whose error ours may be twice
     cases(sizes, dtype, device, seed)         yields (name, args): random and edge-case calls around a variant's sizes
     timed(sizes, dtype, device, seed)         args of a call of exactly these sizes
-    allowed(sizes)                            if sizes restrict each other: the nearest that a call may have
+    served_sizes(sizes)                       if sizes restrict each other: these, changed into such as are served
     DATA_DECIDE                               if any: names of sizes with which a problem is raced wherever it was measured
     NATIVE, build()                           where there is a frontend.cpp
 

@@ -222,7 +222,7 @@ def _random_cases(
         for name in (d["name"] for d in variant.package.dimensions if d["name"] not in variant.fixed):
             if sizes[name] > 1 and rng.random() < _OTHER_SIZE:
                 sizes[name] = int(math.exp(rng.uniform(0.0, math.log(sizes[name] + 1))))
-        sizes = getattr(frontend, "allowed", dict)(sizes)
+        sizes = getattr(frontend, "served_sizes", dict)(sizes)
         first, *rest = frontend.timed(sizes, getattr(torch, variant.dtype), place, turn)
         kind, shift = rng.choice([k for k in _ROWS if first.ndim == 2 or k not in _NON_FINITE]), rng.choice(_SHIFTS)
         moved = first.new_empty(first.numel() + shift)[shift:].view(first.shape).copy_(first)

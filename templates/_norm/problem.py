@@ -103,9 +103,9 @@ def _reference(inputs: Tensors, workload: Workload, centred: bool) -> dict[str, 
 
 
 _EPS_OF_SUMS = 32
-"""Of the sums' dtype, in a mean over the mean size of its terms; twice that is allowed. A thread adds 64 elements and more,
-one after another, before it reduces, and roundings beside an outlier are all half of an eps of its. A term that is left out
-shows above that."""
+"""Of the sums' dtype, in a mean over the mean size of its terms; twice that is allowed. A thread adds 64 elements of
+float32, and more of 16 bits, one after another before it reduces, and roundings beside an outlier are all half of an eps of
+its. A term that is left out shows above that."""
 
 
 def _mean_of_sums(inputs: Tensors, workload: Workload) -> torch.Tensor:

@@ -346,7 +346,7 @@ def timed(sizes: dict[str, int], dtype: torch.dtype, device: torch.device, seed:
     return (*draw.call(*shape), mask, 0.0, bool(sizes["causal"]), None, sizes["heads"] != sizes["kv_heads"])
 
 
-def allowed(sizes: dict[str, int]) -> dict[str, int]:
+def served_sizes(sizes: dict[str, int]) -> dict[str, int]:
     """Heads share keys evenly; a causal mask is served over equal lengths."""
     heads = sizes["kv_heads"] if sizes["heads"] % sizes["kv_heads"] else sizes["heads"]
     return sizes | {"heads": heads, "kv_len": sizes["q_len" if sizes["causal"] else "kv_len"]}

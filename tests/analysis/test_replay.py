@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from evo.analysis.replay import Replay, judge, read_space, replay
+from evo.analysis.replay import RecordedSpace, Replay, judge, read_space, replay
 from evo.evaluation import Status
 from evo.lineage.store import Store
+from evo.problem.space import Categorical, Ordinal, Space
 from tests.ended import run_here
 from tests.lineage import samples as s
 
@@ -79,11 +80,19 @@ def write_results(path: Path) -> Path:
 def test_every_form_of_a_record_is_the_same_space(tmp_path: Path, write: Any) -> None:
     recorded = read_space(write(tmp_path))
     space = recorded.space(random.Random(1))
+    assert type(space) is Space
     assert {p.name: list(p.values) for p in space.parameters} == VALUES
     assert sorted(map(str, space.points())) == sorted(map(str, points()))
     found = replay(tmp_path / next(tmp_path.iterdir()).name, "evolution", {}, 1, 3)
     assert found.improvements[-1][1] == 1.0
     assert found.improvements[0][0] >= 1.0  # seconds: each costs one
+
+
+def test_a_parameter_that_some_configurations_lack_is_inactive_there() -> None:
+    kinds = [{"stages": 2, "ahead": True}, {"stages": 4, "ahead": False}, {}]
+    stages, ahead = RecordedSpace((point, 1.0 + i, 1.0) for i, point in enumerate(kinds)).parameters
+    assert (type(stages), stages.values) == (Ordinal, ("inactive", 2, 4))
+    assert (type(ahead), ahead.values) == (Categorical, (False, True, "inactive"))
 
 
 def test_a_random_sample_of_a_large_space_is_a_space_of_its_points(tmp_path: Path) -> None:

@@ -83,14 +83,14 @@ def change(rng: random.Random, space: Space, point: Point, moved: Mapping[str, V
 def repair(
     rng: random.Random, space: Space, point: Point, keep: Collection[str] = (), steps: int = 24
 ) -> Point | None:
-    """A legal point near `point`, which must be complete; parameters in `keep` are not touched.
+    """A legal point near `point`, which must be complete; parameters in `keep` are not touched, unless the space repairs it.
 
     Min-conflicts search (Minton et al. 1992): moves one free parameter at a time and takes the move unless it
     breaks more constraints than before. None if that finds nothing within `steps` moves.
     """
     constraints = range(len(space.constraints))
     broken = _broken(space, point, constraints, len(space.constraints))
-    if broken and (near := space.mended(rng, point)) is not None:
+    if broken and (near := space.repaired(rng, point)) is not None:
         return near
     free = _free(space, point, keep)
     kept = {name: point[name] for name in keep if name in point}
