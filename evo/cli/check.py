@@ -4,6 +4,7 @@ What is looked at: all structural branches of a kernel, a recorded candidate com
 the best known one and the default in a race with the baselines.
 """
 
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -73,9 +74,9 @@ def check(
     target: TargetName = None,
     workload: Annotated[list[str] | None, typer.Option(help="Instead of the kernel's own; repeat for more.")] = None,
     seed: Seed = None,
-    cases: Annotated[int, typer.Option(help="Of a candidate: gate it on so many random cases, too.", min=0)] = 0,
+    cases: Annotated[int, typer.Option(help="Gate on so many random cases, too.", min=0)] = 0,
     case: Annotated[
-        list[str] | None, typer.Option(help="Of a candidate: gate it on this case, too, as a refusal names it.")
+        list[str] | None, typer.Option(help="Gate on this case, too, as a refusal names it.")
     ] = None,
     compile_only: Annotated[bool, typer.Option(help="Do not run anything.")] = False,
     db: Db = DEFAULT_DB,
@@ -90,8 +91,6 @@ def check(
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
         _check_candidate(candidate, drawn, cases, case or [], compile_only, db, json)
         return
-    if cases or case:
-        raise UsageError(f"--case and --cases are for a recorded candidate, and {kernel} is a kernel")
     problem, target, arch = load_context(kernel, target, arch)
     named = tuple(problem.workload(target, w) for w in workload or ())
     own, near = (named, ()) if named else check_workloads_of(problem, target)
@@ -103,6 +102,8 @@ def check(
             (*own, *near),
             timed=frozenset(w for w in own if all(size for _, size in w.dims)),
             gate=not (why_not or compile_only),
+            cases=tuple(parse_case(problem, target, text) for text in case or ()),
+            random_cases=cases,
             observe=None if json else CheckLines("branches"),
         )
     record = {
@@ -113,7 +114,7 @@ def check(
         "branches": [_branch_record(b) for b in branches],
         "not_timed": [{"workload": w.key, "reason": reason} for w, reason in not_timed.items()],
     }
-    answer(json, record, _print_branches)
+    answer(json, record, _print_branches, shlex.join(["evo", "check", kernel, "--target", target]), cases)
     if not all(b.passed for b in branches):
         raise typer.Exit(1)
 
@@ -166,11 +167,12 @@ def _branch_record(branch: Checked) -> dict[str, Any]:
         "gate": gate,
         "cases": len(branch.gate_checks),
         "timed": timed,
+        "case": drawn_case(measured.checks[-1]) if measured and measured.checks else "",
         "log": (measured.log if measured and measured.log else "") or (build.log if not binary else ""),
     }
 
 
-def _print_branches(console: Terminal, record: dict[str, Any]) -> None:
+def _print_branches(console: Terminal, record: dict[str, Any], again: str, random_cases: int) -> None:
     rows, branches = [], record["branches"]
     for b in branches:
         known = b["registers"] is not None
@@ -195,10 +197,14 @@ def _print_branches(console: Terminal, record: dict[str, Any]) -> None:
     text = f"{record['kernel']} for {record['arch']}: {compiled} of {len(branches)} branches compiled"
     if gated := [b for b in branches if b["gate"]]:
         text += f", {sum(b['gate'] == 'ok' for b in gated)} of {len(gated)} passed the gate"
+        text += f" and {counted(random_cases, 'random case')}" if random_cases else ""
         if timed := [b for b in gated if b["timed"]]:
             text += f", {sum(b['passed'] for b in timed)} of {len(timed)} at the size that is timed"
         text += f" (seed {record['seed']})"
     console.say(text)
+    if refused := [b for b in branches if b["case"]]:
+        words = "--workload", refused[-1]["workload"], "--seed", str(record["seed"]), "--case", refused[-1]["case"]
+        console.say(f"to repeat the last refusal:  {again} {shlex.join(words)}")
     for untimed in record["not_timed"]:
         console.say(f"{untimed['workload']} was only gated, and not timed: {untimed['reason']}")
     if record["compiled_only"]:

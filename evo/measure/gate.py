@@ -15,6 +15,7 @@ A verdict follows from the kernel, the genome, the seed and the cases that were 
 repeat it.
 """
 
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ _MOST_ELEMENTS = 1 << 24
 """In more, of all tensors, luck plays no part, and copies in float64 take memory."""
 _WRONG = 4
 """PyTorch's error over what the tolerance allows at most that rounding does not explain in data of no malice."""
+_NUMBER = re.compile(r"[-\d.]+(e[-+]?\d+)?")
 _SMALLER_CASES = 100
 _SMALLER_S = 0.25
 """That are tried of one that fails, and how long: a search has many that are wrong, and a gate is to end in a second."""
@@ -280,16 +282,16 @@ class Gate:
             checks[-1] = replace(checks[-1], passed=False, reason=reason)
         elif not checks[-1].passed:
             later = len(prepared.trials) > 1 and "(launch " in checks[-1].reason
-            smallest = self._smallest(call, point, prepared.case, repeated=later)
+            smallest = self._smallest(call, point, prepared.case, checks[-1].reason, repeated=later)
             checks += [smallest] if smallest is not None else []
         return tuple(checks)
 
     def _sequence(self, point: Point, workload: Workload) -> LaunchSequence:
         return self._kernel.sequence(self._target, point, workload, self._session.limits)
 
-    def _smallest(self, call: Call, point: Point, failed: Case, *, repeated: bool) -> Check | None:
-        """The check of the smallest and plainest case found that still fails: one thing after another is made simpler (as in
-        delta debugging, Zeller and Hildebrandt 2002). None if none fails."""
+    def _smallest(self, call: Call, point: Point, failed: Case, reason: str, *, repeated: bool) -> Check | None:
+        """The check of the smallest and plainest case found that still fails for that reason, but for its numbers: one thing
+        after another is made simpler (as in delta debugging, Zeller and Hildebrandt 2002). None if none fails."""
         found, case, tried = None, failed, {failed}
         deadline = time.monotonic() + _SMALLER_S
         simple: Case | None = case
@@ -305,7 +307,7 @@ class Gate:
                     check = self.check(call, self._sequence(point, simple.workload), prepared)
                 except (EvoError, RuntimeError, MemoryError):
                     return found  # a launch that fails may have broken the device
-                if not check.passed:
+                if not check.passed and _NUMBER.sub("", check.reason) == _NUMBER.sub("", reason):
                     found, case = check, simple
                     break
             else:

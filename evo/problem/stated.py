@@ -97,6 +97,8 @@ def wrong_outputs(kernel: Kernel, found: Mapping[str, Any], workload: Any, *, co
     """What is wrong with outputs by name; empty if nothing is. Some may be missing, unless it is to be
     complete."""
     for a in kernel.outputs(workload):
+        if complete and found and a.name not in found:
+            return f"returns {', '.join(map(repr, found))}, and no {a.name!r}"
         if (complete or a.name in found) and (fault := _wrong_tensor(a, found.get(a.name), workload)):
             return fault
     return "" if found else "returns no output"

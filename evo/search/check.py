@@ -5,7 +5,7 @@ the neighbouring sizes that the finals gate it on; `measure_ablation` times a ca
 all of them made one after the other, in one race.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,7 +52,7 @@ class Checked:
     changes: Point
     """What differs from the default; empty for the default itself."""
     cases: tuple[str, ...]
-    """Names of the gate's cases, in order. The gate ends at the first that is refused."""
+    """Names of the gate's cases, in order, with those asked for beyond the kernel's. The gate ends at the first refused."""
     build: Build
     measurement: Evaluation | None = None
     """None if it was not run: it did not compile, or was only to be compiled."""
@@ -65,7 +65,7 @@ class Checked:
 
     @property
     def gate_checks(self) -> list[Check]:
-        """Of the kernel's own cases, those that were run."""
+        """Of `cases`, those that were run."""
         return [c for c in self.measurement.checks if c.case in self.cases] if self.measurement is not None else []
 
     @property
@@ -86,19 +86,24 @@ def check_kernel(
     *,
     timed: frozenset[Workload],
     gate: bool,
+    cases: tuple[Case, ...] = (),
+    random_cases: int = 0,
     observe: Observe | None = None,
 ) -> tuple[list[Checked], dict[Workload, str]]:
     """(results, workloads whose timing data do not fit this machine, each with the reason: they are gated only).
 
-    Builds every structural branch that is legal for each workload, then gates those that compiled, and times those of the
-    workloads in `timed`. Without `gate` nothing is run. Failures are data.
+    Builds every structural branch that is legal for each workload, then gates those that compiled, each also on those of
+    `cases` that are of its code and on random ones, and times those of the workloads in `timed`. Without `gate` nothing is
+    run. Failures are data. Raises UsageError for a case of other code.
     """
     subjects: list[_Subject] = []
-    for own in (replace(task, workload=workload) for workload in workloads):
+    tasks = [replace(task, workload=workload) for workload in workloads]
+    for own, named in zip(tasks, _of_their_code(tasks, cases), strict=True):
         points = own.space.branches()
         for point in points:
             changes = {k: v for k, v in point.items() if points[0].get(k) != v}
-            subjects.append(_Subject(own, Genome.of(point), changes))
+            for batch in [*_batches(own, random_cases)] or [()]:
+                subjects.append(_Subject(own, Genome.of(point), changes, (*named, *batch)))
     return _check(subjects, timed, gate, observe)
 
 
@@ -118,20 +123,31 @@ def check_candidate(
     at its own workload and its timed outputs are verified. A refusal at one workload leaves the others to be gated.
     Raises UsageError if the data of its timing do not fit this machine, or for a case of other code.
     """
-    subjects = []
-    for one in task.with_neighbours(genome):
-        binding = partial(task.problem.binding, task.target)
-        own = tuple(case for case in cases if binding(case.workload) == binding(one.workload))
-        subjects.append(_Subject(one, genome, cases=own))
-    for case in {*cases} - {case for subject in subjects for case in subject.cases}:
-        raise UsageError(f"case {case.name!r} is of other code than that of the candidate for {task.workload.key}")
-    results, too_large = _check(subjects, frozenset({task.workload}), gate, observe)
-    starts = range(0, random_cases, _CASES_AT_ONCE)
-    batches = [task.random_cases(min(_CASES_AT_ONCE, random_cases - start), start) for start in starts]
-    results += _check([_Subject(task, genome, cases=batch) for batch in batches], frozenset(), gate, observe)[0]
+    tasks = task.with_neighbours(genome)
+    named = zip(tasks, _of_their_code(tasks, cases), strict=True)
+    results, too_large = _check(
+        [_Subject(one, genome, cases=own) for one, own in named], frozenset({task.workload}), gate, observe
+    )
+    drawn = [_Subject(task, genome, cases=batch) for batch in _batches(task, random_cases)]
+    results += _check(drawn, frozenset(), gate, observe)[0]
     for reason in too_large.values():
         raise UsageError(reason)
     return results
+
+
+def _of_their_code(tasks: Sequence[TaskExecutor], cases: tuple[Case, ...]) -> list[tuple[Case, ...]]:
+    """For each task the cases that its code takes. Raises UsageError for one that none takes."""
+    binding = partial(tasks[0].problem.binding, tasks[0].target)
+    found = [tuple(c for c in cases if binding(c.workload) == binding(task.workload)) for task in tasks]
+    for case in {*cases}.difference(*found):
+        raise UsageError(f"case {case.name!r} is of other code than that for {tasks[0].workload.key}")
+    return found
+
+
+def _batches(task: TaskExecutor, number: int) -> Iterator[tuple[Case, ...]]:
+    """So many random cases."""
+    for start in range(0, number, _CASES_AT_ONCE):
+        yield task.random_cases(min(_CASES_AT_ONCE, number - start), start)
 
 
 def _check(
@@ -165,7 +181,7 @@ def _check(
                 workload=workload,
                 genome=genome,
                 changes=changes,
-                cases=tuple(case.name for case in task.problem.cases(task.target, workload)),
+                cases=tuple(case.name for case in (*task.problem.cases(task.target, workload), *cases)),
                 build=build,
                 measurement=measurement,
                 timed=time and measurement is not None,

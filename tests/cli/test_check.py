@@ -3,6 +3,7 @@ fresh data, or on those of the verdict to be repeated."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
@@ -251,6 +252,23 @@ def test_random_cases_find_what_lies_between_the_kernels_own(check: Callable[...
     assert "data=" not in honest.out
 
 
+def test_a_kernel_is_gated_on_more_cases_too_and_told_how_a_refusal_is_repeated(recorded: Recorded, here: Any) -> None:
+    words = ("check", str(recorded.folder), "--target", "cpu", "--seed", "4")
+    for more, passed in (((), ["honest", "between"]), (("--cases", "30"), ["honest"])):
+        branches = here(*words, *more, "--json").document["branches"]
+        gates = {b["genome"]["mode"]: b["gate"] for b in branches}
+        assert [mode for mode in passed if gates[mode] != "ok"] == []
+        assert gates["wrong"] == "wrong"
+        assert (gates["between"] == "ok") is ("between" in passed)
+    ended = here(*words, "--cases", "30")
+    assert "random cases" in ended.out
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("to repeat the last refusal:  evo check ")]
+    again = shlex.split(line.partition("evo ")[2])
+    assert again[-2:] == ["--case", SMALLEST_BETWEEN]
+    gates = {b["genome"]["mode"]: b["gate"] for b in here(*again, "--json").document["branches"]}
+    assert gates["between"] == "wrong"
+
+
 def test_a_case_that_cannot_be_is_one_sentence(check: Callable[..., Ended]) -> None:
     for case, said in {
         "n=5,dtype=float32,data=nomal": "unknown distribution of kernel toy 'nomal'; did you mean normal?",
@@ -277,7 +295,6 @@ def test_a_template_that_changed_since_is_said_in_a_line(recorded: Recorded, che
 
 
 def test_what_is_recorded_with_a_candidate_is_no_option_of_its_check(check: Callable[..., Ended], here: Any) -> None:
-    assert here("check", "layernorm", "--cases", "3").sentence.startswith("evo: --case and --cases are for a recorded")
     ended = check("honest", "--arch", "native")
     assert ended.code == 2
     assert ended.sentence.startswith("evo: --arch is recorded with candidate")

@@ -55,6 +55,7 @@ RETURNS = [
     ("inputs", "{'x': [1.0]}", "`inputs` returns no tensor for 'x', but [1.0]"),
     ("reference", "None", "`reference` returns no tensor for 'y', but None"),
     ("reference", "{}", "`reference` returns no tensor for 'y', but None"),
+    ("reference", "{'out': inputs['x']}", "`reference` returns 'out', and no 'y'"),
     ("reference", "inputs['x'][:1]", "`reference` returns 'y' of shape [1] for n=4096,dtype=float32, where [4096]"),
     ("baselines", "None", "the reference baseline 'torch' returns no tensor for 'y', but None"),
     ("cost", "None", "`cost` must return a Cost, and returns None"),
