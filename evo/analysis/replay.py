@@ -19,7 +19,7 @@ import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,9 @@ class RecordedSpace:
         return bool(self._random[-1] > self._best_first[0])
 
     def space(self, rng: random.Random) -> Space:
+        make = partial(_Sample, record=self) if self._is_sample else Space
         recorded = Constraint(name="recorded", holds=self._is_recorded, reason="there is a record of it")
-        whole = Space(parameters=self.parameters, constraints=(recorded,), default=self.sample(rng))
-        if not self._is_sample:
-            return whole
-        return _Sample(parameters=self.parameters, constraints=(recorded,), default=whole.default, record=self)
+        return make(parameters=self.parameters, constraints=(recorded,), default=self.sample(rng))
 
     def sample(self, rng: random.Random) -> Point:
         """Each as likely as another."""

@@ -292,7 +292,7 @@ class Gate:
     def _smallest(self, call: Call, point: Point, failed: Case, reason: str, *, repeated: bool) -> Check | None:
         """The check of the smallest and plainest case found that still fails for that reason, but for its numbers: one thing
         after another is made simpler (as in delta debugging, Zeller and Hildebrandt 2002). None if none fails."""
-        found, case, tried = None, failed, {failed}
+        found, case, tried, kind = None, failed, {failed}, _NUMBER.sub("", reason)
         deadline = time.monotonic() + _SMALLER_S
         simple: Case | None = case
         while simple is not None:
@@ -307,7 +307,7 @@ class Gate:
                     check = self.check(call, self._sequence(point, simple.workload), prepared)
                 except (EvoError, RuntimeError, MemoryError):
                     return found  # a launch that fails may have broken the device
-                if not check.passed and _NUMBER.sub("", check.reason) == _NUMBER.sub("", reason):
+                if not check.passed and _NUMBER.sub("", check.reason) == kind:
                     found, case = check, simple
                     break
             else:
