@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.errors import DeviceError, EngineError, KernelError
+from evo.errors import DeviceError, EngineError, KernelError, LaunchError
 from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._processes import adopt_orphans, confine, end_with_command, limit_data, reap_child
@@ -409,13 +409,21 @@ def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing", "cas
     host_code = find_target(data.target).shares_cores
     if host_code:
         limit_data(_UNLIMITED)
-    if "timing" in missing:
-        harness.prepare()
-    if "gate" in missing:
-        harness.gate.warm_up(data.workload)
-    if "case" in missing:
-        harness.draw_case()
-    session().synchronize()
+    try:
+        if "timing" in missing:
+            harness.prepare()
+        if "gate" in missing:
+            harness.gate.warm_up(data.workload)
+        if "case" in missing:
+            harness.draw_case()
+        session().synchronize()
+    except (RuntimeError, LaunchError) as error:  # other processes take memory, too, and may do so at any time
+        if classify(str(error), Status.OK) is not Status.OUT_OF_MEMORY:
+            raise
+        raise DeviceError(
+            f"{session().info.name} has no memory left for the data of {data.workload.key}: end what else uses the device,"
+            f" or choose a smaller workload ({str(error).partition('. ')[0]})"
+        ) from error
     if host_code:
         # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
         limit_data(_state.memory_bytes, times_held=2)

@@ -1,7 +1,7 @@
 """The clock: how long does a call take, against what, and how sure is that?
 
 Contenders are prepared once (a CUDA graph of many calls on a GPU, a plain loop on a CPU) and then run in
-interleaved rounds whose order alternates (ABBA), so that drifting clocks and other programs affect all of them alike.
+interleaved rounds whose order alternates (ABBA, then BAAB), so that drifting clocks and other programs affect all alike.
 Cold: the cache is filled with other data before every sample, and the calls of a sample walk over sets of inputs
 and outputs, each used once, so that every call finds its data in memory. Hot: all calls use one set. A time is the median
 over rounds, with a bootstrap interval; a speed-up is the median of the ratios within rounds (Efron & Tibshirani 1993,
@@ -137,7 +137,9 @@ def race(
     while True:
         session.disturbance()  # forgets what was before
         pair = []
-        for order in (names, names[::-1]):  # whole pairs, so that each contender runs first equally often
+        turn = (len(kept) + len(spoilt)) // 2 % len(names)
+        order = names[turn:] + names[:turn]  # the first of a pair runs on a device that has waited
+        for order in (order, order[::-1]):  # whole pairs, so that each contender runs early equally often
             sample = {name: sample_us(name) for name in order}
             pair.append([sample[name] for name in names])
         (spoilt if session.disturbance() else kept).extend(pair)

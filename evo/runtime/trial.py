@@ -235,6 +235,8 @@ def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) ->
     """(largest error, PyTorch's largest error, why results are refused), of a tensor or of all of a tuple."""
     original, exact = getattr(frontend, "comparable", frontend.ORIGINAL)(*args), frontend.exact(*args)
     moved = frontend.exact(*map(_moved, args)) if args[0].element_size() > 2 else exact
+    if getattr(frontend, "ANY_ORDER", False):
+        own, original = own.contiguous(), original.contiguous()
     results = zip(*(t if isinstance(t, tuple) else (t,) for t in (own, original, exact, moved)), strict=True)
     found = [compare(o, t, e, package, _distance(e, m)) for o, t, e, m in results if e is not None]
     errors, of_torch, reasons = zip(*found, strict=True)

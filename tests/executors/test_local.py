@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+import torch
 
 from evo.errors import DeviceError
 from evo.evaluation import Build, Evaluation, Status
@@ -283,6 +284,15 @@ def prepare_dead_device(scratch: Path) -> None:
     session.synchronize = fall_silent  # type: ignore[method-assign]
 
 
+def prepare_full_device(scratch: Path) -> None:
+    prepare_device("cpu", scratch, 1 << 28)
+
+    def allocate() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.03 GiB.\nand more")
+
+    session_of_process().evict = allocate  # type: ignore[method-assign]
+
+
 def prepare_no_device(scratch: Path) -> None:
     os.abort()
 
@@ -291,9 +301,10 @@ def prepare_no_device(scratch: Path) -> None:
     ("prepare", "reason"),
     [
         (prepare_dead_device, "does not answer: fell off the bus$"),
+        (prepare_full_device, r"has no memory left for the data of .*: end what else .* \(CUDA out of memory\)$"),
         (prepare_no_device, r"the device cannot be used \(its process died \(SIGABRT\)"),
     ],
-    ids=["it does not answer", "its processes die"],
+    ids=["it does not answer", "others fill it", "its processes die"],
 )
 def test_a_device_that_fails_in_two_fresh_processes_ends_the_work(
     executor: LocalExecutor,

@@ -137,9 +137,9 @@ def test_a_hot_sample_lasts_as_long_as_wanted_and_not_a_call_longer(call_us: flo
 # -- the race -----------------------------------------------------------------------------------------------
 
 
-def test_rounds_are_interleaved_and_alternate_in_order() -> None:
-    _, log = run({"a": [1.0], "b": [2.0], "c": [3.0]}, protocol(4, 4), "b")
-    assert "".join(log) == "abc" + "abc" + "cba" + "abc" + "cba"
+def test_rounds_are_interleaved_and_alternate_in_order_and_each_contender_leads_a_pair_in_turn() -> None:
+    _, log = run({"a": [1.0], "b": [2.0], "c": [3.0]}, protocol(8, 8), "b")
+    assert "".join(log) == "abc" + "abc" + "cba" + "bca" + "acb" + "cab" + "bac" + "abc" + "cba"
 
 
 def test_samples_are_told_by_contender_whatever_the_order_they_ran_in() -> None:
