@@ -133,7 +133,8 @@ def verdict(
         some = f"{int(output.isnan().sum())} of {output.numel()}" if output is not None else "some"
         return None, f"{some} elements are NaN or were never written"
     if wrong:
-        return measured, f"{wrong:.0f} of {expected.reference.numel()} elements are outside the tolerance"
+        where = _farthest(output, expected) if output is not None else ""
+        return measured, f"{wrong:.0f} of {expected.reference.numel()} elements are outside the tolerance{where}"
     if measured > expected.largest_allowed:
         allowed, own = expected.largest_allowed, expected.torch_error
         return measured, f"error {measured:.3g} exceeds {allowed:.3g} (PyTorch: {own:.3g})"
@@ -145,6 +146,13 @@ def verdict(
     if turned:
         return measured, f"{turned:.0f} zeros have the wrong sign"
     return measured, ""
+
+
+def _farthest(output: torch.Tensor, expected: Expected) -> str:
+    beyond = (output.double() - expected.reference).abs() - expected.allowed
+    at = torch.unravel_index(beyond.where(expected.finite, 0.0).argmax(), beyond.shape)
+    result, wanted, bound = (float(t[at]) for t in (output, expected.reference, expected.allowed))
+    return f": {result:.6g} at {[int(i) for i in at]}, not {wanted:.6g} +- {bound:.2g}"
 
 
 def compare(output: torch.Tensor, expected: Expected) -> tuple[float | None, str]:

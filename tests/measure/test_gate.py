@@ -224,7 +224,7 @@ def verdict(output: list[float], reference: list[float], *, allowed: float = 0.1
     [
         ([1.0, -2.0], 0.1, (0.0, "")),
         ([1.0625, -2.0], 0.1, (0.0625, "")),
-        ([1.125, -2.0], 0.1, (0.125, "1 of 2 elements are outside the tolerance")),
+        ([1.125, -2.0], 0.1, (0.125, "1 of 2 elements are outside the tolerance: 1.125 at [0], not 1 +- 0.1")),
         ([1.25, -2.0], 1.0, (0.25, "error 0.25 exceeds 0.15 (PyTorch: 0.05)")),
         ([1.0, NAN], 0.1, (None, "1 of 2 elements are NaN or were never written")),
     ],
