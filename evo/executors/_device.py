@@ -409,21 +409,13 @@ def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing", "cas
     host_code = find_target(data.target).shares_cores
     if host_code:
         limit_data(_UNLIMITED)
-    try:
-        if "timing" in missing:
-            harness.prepare()
-        if "gate" in missing:
-            harness.gate.warm_up(data.workload)
-        if "case" in missing:
-            harness.draw_case()
-        session().synchronize()
-    except (RuntimeError, LaunchError) as error:  # other processes take memory, too, and may do so at any time
-        if classify(str(error), Status.OK) is not Status.OUT_OF_MEMORY:
-            raise
-        raise DeviceError(
-            f"{session().info.name} has no memory left for the data of {data.workload.key}: end what else uses the device,"
-            f" or choose a smaller workload ({str(error).partition('. ')[0]})"
-        ) from error
+    if "timing" in missing:
+        harness.prepare()
+    if "gate" in missing:
+        harness.gate.warm_up(data.workload)
+    if "case" in missing:
+        harness.draw_case()
+    session().synchronize()
     if host_code:
         # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
         limit_data(_state.memory_bytes, times_held=2)
@@ -438,9 +430,20 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
     A fault may first show in a call of PyTorch: an allocation that fails, an error of the device.
     Raises DeviceError, UsageError; otherwise only if evo itself is broken.
     """
+    from evo.measure.buffers import free_bytes
+
     data, is_race = request.data, isinstance(request, RaceRequest)
     gating = ("gate", "case") if isinstance(request, Request) and request.cases else ("gate",)
-    make_ready(data, ("timing",) if is_race else gating)
+    try:
+        make_ready(data, ("timing",) if is_race else gating)
+    except (RuntimeError, LaunchError) as error:  # here no candidate is loaded: other processes take memory, too
+        if classify(str(error), Status.OK) is not Status.OUT_OF_MEMORY:
+            raise
+        free = free_bytes(session().device) / 2**30
+        raise DeviceError(
+            f"{session().info.name} has no memory for the data of {data.workload.key}, {free:.1f} GiB are free: end what"
+            " else uses it, or choose a smaller workload"
+        ) from error
     _state.used = True
     enter_stage("race" if is_race else "gate")
 

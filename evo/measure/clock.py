@@ -108,7 +108,8 @@ def race(
     check: RaceCheck | None = None,
     patient: bool = True,
 ) -> Samples:
-    """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA).
+    """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA); the next pair
+    begins with the next of them.
 
     The race ends when the intervals of the ratios to `reference` are narrow enough. `incumbent` is the ratio that the first
     contender has to beat: a contender that is clearly worse is let go after the first pair, one that is close runs longer.
@@ -133,15 +134,14 @@ def race(
     session.synchronize()
     kept: list[list[float]] = []
     spoilt: list[list[float]] = []
-    most, precision = protocol.max_rounds, protocol.precision
+    order, most, precision = names, protocol.max_rounds, protocol.precision
     while True:
         session.disturbance()  # forgets what was before
         pair = []
-        turn = (len(kept) + len(spoilt)) // 2 % len(names)
-        order = names[turn:] + names[:turn]  # the first of a pair runs on a device that has waited
-        for order in (order, order[::-1]):  # whole pairs, so that each contender runs early equally often
-            sample = {name: sample_us(name) for name in order}
+        for turn in (order, order[::-1]):  # whole pairs, in which all have the same mean place
+            sample = {name: sample_us(name) for name in turn}
             pair.append([sample[name] for name in names])
+        order = order[1:] + order[:1]  # the first of a pair runs on a device that has waited
         (spoilt if session.disturbance() else kept).extend(pair)
         counted = kept if patient else kept + spoilt
         taken = len(kept) + len(spoilt)

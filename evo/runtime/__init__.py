@@ -26,7 +26,6 @@ What a frontend passes must be memory of that device and dtype, laid out as the 
     explain(*args)                            the way a call takes: starts with "variant" or "PyTorch"
     exact(*args)                              the result in float64
     comparable(*args)                         if not ORIGINAL's: the result whose error ours may be twice
-    ANY_ORDER                                 if true: results are not judged by the order of their axes in memory
     cases(sizes, dtype, device, seed)         yields (name, args): random and edge-case calls around a variant's sizes
     timed(sizes, dtype, device, seed)         args of a call of exactly these sizes
     served_sizes(sizes)                       if sizes restrict each other: these, changed into such as are served

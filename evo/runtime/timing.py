@@ -73,9 +73,9 @@ def race(
     sample_s: float = _SAMPLE_S,
     most: int = 1 << 20,
 ) -> Race:
-    """Rounds of one sample each, forth and back in turns; the first pair warms up, disturbed ones are taken again where
-    half of them are not. A sample is of at least `sample_s`, but of at most `most` calls. disturbed: whether something
-    slowed the timing down since it was last asked."""
+    """Rounds of one sample each, forth and back, each contender leading in turn; the first pair warms up, disturbed ones are
+    taken again where half of them are not. A sample is of at least `sample_s`, but of at most `most` calls. disturbed:
+    whether something slowed the timing down since it was last asked."""
     repeats = {}
     for name, sample in contenders.items():
         sample(1)
@@ -93,6 +93,7 @@ def race(
         disturbed()  # whatever it was, it was before
         pair = [once(order), once(order[::-1])]
         (spoilt if disturbed() else kept).extend(pair)
+        order = order[1:] + order[:1]  # the first of a pair runs on a device that has waited
     enough = bool(kept) and 2 * len(kept) >= rounds
     return Race(kept if enough else kept + spoilt, not enough)
 

@@ -149,10 +149,10 @@ def verdict(
 
 
 def _farthest(output: torch.Tensor, expected: Expected) -> str:
-    beyond = (output.double() - expected.reference).abs() - expected.allowed
-    at = torch.unravel_index(beyond.where(expected.finite, 0.0).argmax(), beyond.shape)
-    result, wanted, bound = (float(t[at]) for t in (output, expected.reference, expected.allowed))
-    return f": {result:.6g} at {[int(i) for i in at]}, not {wanted:.6g} +- {bound:.2g}"
+    error = (output.double() - expected.reference).abs().where(expected.finite, 0.0)
+    at = torch.unravel_index((error - expected.allowed).argmax(), error.shape)
+    result, off, wanted, bound = (float(t[at]) for t in (output, error, expected.reference, expected.allowed))
+    return f": {result:.6g} at {[int(i) for i in at]} is {off:.3g} away from {wanted:.6g}, not {bound:.2g} at most"
 
 
 def compare(output: torch.Tensor, expected: Expected) -> tuple[float | None, str]:

@@ -183,7 +183,7 @@ def served(
     if type(found) is str:
         return None
     call, at, (mask, *mask_strides) = found
-    output = _empty_like(query)  # its axes in memory in the order of the query's
+    output = _empty_like(query)  # its axes in memory in the order of the query's, as cuDNN and flash attention have it
     q, k, v, o = query.stride(), key.stride(), value.stride(), output.stride()
     # A mode that went unnoticed might have made the output something else than a plain tensor.
     if type(output) is Tensor and call(
@@ -294,11 +294,6 @@ def SUBJECT(*args: Any) -> Tensor:
 
 def ORIGINAL(*args: Any) -> Tensor:
     return torch_attention(*args[:6], scale=args[6], enable_gqa=args[7])
-
-
-ANY_ORDER = True
-"""Flash attention and cuDNN give the axes of a result the query's order in memory, as the variants do, the memory-efficient
-back end another; which of them PyTorch takes, depends on version, device, mask and sizes."""
 
 
 def comparable(*args: Any) -> Tensor:

@@ -25,9 +25,9 @@ from evo.executors._device import Device, Job, prepare_device
 from evo.executors._device import session as session_of_process
 from evo.executors._worker import Worker
 from evo.executors.local import LocalExecutor
-from evo.measure import Incumbent, TaskData, buffers
+from evo.measure import Incumbent, TaskData, buffers, gate
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.kernel import Tensors, load_kernel
 from evo.search.run import check_workloads
 from evo.targets import find_target
 from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel
@@ -287,10 +287,10 @@ def prepare_dead_device(scratch: Path) -> None:
 def prepare_full_device(scratch: Path) -> None:
     prepare_device("cpu", scratch, 1 << 28)
 
-    def allocate() -> None:
+    def allocate(*_: object) -> Tensors:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.03 GiB.\nand more")
 
-    session_of_process().evict = allocate  # type: ignore[method-assign]
+    gate.allocate_outputs = allocate
 
 
 def prepare_no_device(scratch: Path) -> None:
@@ -301,7 +301,7 @@ def prepare_no_device(scratch: Path) -> None:
     ("prepare", "reason"),
     [
         (prepare_dead_device, "does not answer: fell off the bus$"),
-        (prepare_full_device, r"has no memory left for the data of .*: end what else .* \(CUDA out of memory\)$"),
+        (prepare_full_device, r"has no memory for the data of .* GiB are free: end what else uses it, or"),
         (prepare_no_device, r"the device cannot be used \(its process died \(SIGABRT\)"),
     ],
     ids=["it does not answer", "others fill it", "its processes die"],

@@ -219,12 +219,16 @@ def verdict(output: list[float], reference: list[float], *, allowed: float = 0.1
     return compare(torch.tensor(output, dtype=torch.float32), expected(reference, allowed=allowed))
 
 
+OUTSIDE = "1 of 2 elements are outside the tolerance: "
+
+
 @pytest.mark.parametrize(
     ("output", "allowed", "found"),
     [
         ([1.0, -2.0], 0.1, (0.0, "")),
         ([1.0625, -2.0], 0.1, (0.0625, "")),
-        ([1.125, -2.0], 0.1, (0.125, "1 of 2 elements are outside the tolerance: 1.125 at [0], not 1 +- 0.1")),
+        ([1.125, -2.0], 0.1, (0.125, OUTSIDE + "1.125 at [0] is 0.125 away from 1, not 0.1 at most")),
+        ([INF, -2.5], 0.1, (INF, OUTSIDE.replace("1", "2", 1) + "inf at [0] is inf away from 1, not 0.1 at most")),
         ([1.25, -2.0], 1.0, (0.25, "error 0.25 exceeds 0.15 (PyTorch: 0.05)")),
         ([1.0, NAN], 0.1, (None, "1 of 2 elements are NaN or were never written")),
     ],
