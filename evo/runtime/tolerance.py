@@ -150,9 +150,13 @@ def verdict(
 
 def _farthest(output: torch.Tensor, expected: Expected) -> str:
     error = (output.double() - expected.reference).abs().where(expected.finite, 0.0)
-    at = torch.unravel_index((error - expected.allowed).argmax(), error.shape)
-    result, off, wanted, bound = (float(t[at]) for t in (output, error, expected.reference, expected.allowed))
-    return f": {result:.6g} at {[int(i) for i in at]} is {off:.3g} away from {wanted:.6g}, not {bound:.2g} at most"
+    place = int((error - expected.allowed).argmax())
+    result, off, wanted, bound = (float(t.flatten()[place]) for t in (output, error, expected.reference, expected.allowed))
+    at = list[int]()
+    for size in reversed(error.shape):  # torch.unravel_index imports for half a second
+        place, here = divmod(place, size)
+        at.insert(0, here)
+    return f": {result:.6g} at {at} is {off:.3g} away from {wanted:.6g}, not {bound:.2g} at most"
 
 
 def compare(output: torch.Tensor, expected: Expected) -> tuple[float | None, str]:
