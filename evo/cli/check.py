@@ -36,6 +36,7 @@ from evo.cli.recorded import (
     find_winners,
     is_of,
     may_be_candidate,
+    random_cases_of,
     source_remarks,
     task_of,
     workload_of,
@@ -273,6 +274,7 @@ def _verdicts(recorded: CandidateRecord) -> Iterator[dict[str, Any]]:
             "passed": sum(c.passed for c in checks),
             "seed": recorded.seeds[stage],
             "case": drawn_case(checks[-1]),
+            "random_cases": random_cases_of(checks),
         }
 
 
@@ -293,7 +295,8 @@ def _workload_record(result: Checked) -> dict[str, Any]:
 
 
 def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None:
-    cases = [(w["workload"], c) for w in record["workloads"] for c in w["cases"]]
+    found = ((w["workload"], c) for w in record["workloads"] for c in w["cases"])
+    cases = list({(workload, c["case"], c["passed"]): (workload, c) for workload, c in found}.values())
     rows = [
         {
             "workload": short_workload(workload, record["kernel"]),
@@ -322,7 +325,7 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
         if is_case_text(last["case"]) and not last["passed"]:
             console.say(f"to repeat the last alone:  {again_line(db, name, record['seed'], last['case'])}", "red")
     for verdict in record["recorded"]:
-        again = again_line(db, name, verdict["seed"], verdict["case"])
+        again = again_line(db, name, verdict["seed"], verdict["case"], verdict["random_cases"])
         console.say(
             f"recorded in the {verdict['stage']}: {verdict['passed']} of {verdict['cases']} cases passed;"
             f" to repeat it:  {again}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,6 +110,12 @@ def drawn_case(last: Check) -> str:
     return last.case if not last.passed and is_case_text(last.case) else ""
 
 
-def again_line(db: str, candidate: str, seed: int, case: str = "") -> str:
-    """The command that repeats a verdict."""
-    return command_line(db, "check", candidate, "--seed", str(seed), *(("--case", case) if case else ()))
+def random_cases_of(checks: Sequence[Check]) -> int:
+    """How many of a final's cases were drawn for it, beside the one of the timed size that every gate has."""
+    return max(0, sum(is_case_text(c.case) for c in checks) - 1)
+
+
+def again_line(db: str, candidate: str, seed: int, case: str = "", random_cases: int = 0) -> str:
+    """The command that repeats a verdict. random_cases: all that were run, unless one is named."""
+    options = ("--case", case) if case else ("--cases", str(random_cases)) if random_cases else ()
+    return command_line(db, "check", candidate, "--seed", str(seed), *options)

@@ -117,19 +117,19 @@ def check_candidate(
     observe: Observe | None = None,
 ) -> list[Checked]:
     """Builds a candidate for its workload and for the neighbours it is legal for, then gates all that compiled, each also on
-    those of `cases` that are of its code. Random ones follow for its own workload, some at a time behind the kernel's own.
+    those of `cases` that are of its code, and for its own workload on random ones, some at a time behind the kernel's own.
 
-    With the seed that a search drew its data with, this repeats the search's verdict: as there, the candidate is also timed
-    at its own workload and its timed outputs are verified. A refusal at one workload leaves the others to be gated.
+    With the seed that a search drew its data with, this repeats the search's verdict, and the final's with as many random
+    cases: as there, the candidate is also timed at its own workload and its timed outputs are verified. A refusal at one
+    workload leaves the others to be gated.
     Raises UsageError if the data of its timing do not fit this machine, or for a case of other code.
     """
     tasks = task.with_neighbours(genome)
-    named = zip(tasks, _of_their_code(tasks, cases), strict=True)
-    results, too_large = _check(
-        [_Subject(one, genome, cases=own) for one, own in named], frozenset({task.workload}), gate, observe
-    )
-    drawn = [_Subject(task, genome, cases=batch) for batch in _batches(task, random_cases)]
-    results += _check(drawn, frozenset(), gate, observe)[0]
+    own, *of_neighbours = zip(tasks, _of_their_code(tasks, cases), strict=True)
+    first, *more = [*_batches(task, random_cases)] or [()]
+    asked = [(task, own[1] + first), *of_neighbours, *((task, batch) for batch in more)]
+    subjects = [_Subject(one, genome, cases=of_one) for one, of_one in asked]
+    results, too_large = _check(subjects, frozenset({task.workload}), gate, observe)
     for reason in too_large.values():
         raise UsageError(reason)
     return results
@@ -146,8 +146,9 @@ def _of_their_code(tasks: Sequence[TaskExecutor], cases: tuple[Case, ...]) -> li
 
 def _batches(task: TaskExecutor, number: int) -> Iterator[tuple[Case, ...]]:
     """So many random cases."""
-    for start in range(0, number, _CASES_AT_ONCE):
-        yield task.random_cases(min(_CASES_AT_ONCE, number - start), start)
+    drawn = task.random_cases(number)
+    for start in range(0, len(drawn), _CASES_AT_ONCE):
+        yield drawn[start : start + _CASES_AT_ONCE]
 
 
 def _check(

@@ -516,7 +516,7 @@ def _confirm(
     `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
     """
     gate, task = task, replace(task, seed=task.seed + 1)
-    more_cases = gate.random_cases(_WINNERS_MULTIPLE * gate.finals_cases, batch=1)
+    more_cases = gate.random_cases((1 + _WINNERS_MULTIPLE) * gate.finals_cases)[gate.finals_cases :]
     by_name = {f.name: f for f in finalists if f.passed}
     own = [t for t in timings if t.contender in by_name and t.ratio is not None]
     for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, _ratio(t))):

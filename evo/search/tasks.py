@@ -70,9 +70,9 @@ class TaskExecutor(TaskData):
         request = replace(self.request(genome), build=build, time=time, incumbent=incumbent, cases=cases)
         return self.executor.measure(request)
 
-    def random_cases(self, number: int, batch: int = 0) -> tuple[Case, ...]:
-        """For this workload; of a batch the same each time."""
-        return tuple(random_cases(self.problem, self.target, self.workload, self.seed + batch, number))
+    def random_cases(self, number: int) -> tuple[Case, ...]:
+        """For this workload, the same each time; fewer are the first of more."""
+        return tuple(random_cases(self.problem, self.target, self.workload, self.seed, number))
 
     def race(
         self, contenders: Sequence[tuple[str, Genome, Build]], baselines: Sequence[str] = (), *, hot: bool = False

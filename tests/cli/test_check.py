@@ -248,8 +248,10 @@ def test_random_cases_find_what_lies_between_the_kernels_own(check: Callable[...
     assert check("between", "--cases", "30", "--seed", "4").out.splitlines()[-1] == verdict
     honest = check("honest", "--cases", "70")
     assert honest.code == 0
-    assert "73 of them random" in honest.out  # with one at the size that is timed each time that the gate is run
     assert "data=" not in honest.out
+    workloads = check("honest", "--cases", "70", "--json").document["workloads"]
+    drawn = sum("data=" in c["case"] for w in workloads for c in w["cases"])
+    assert drawn == 70 + 1  # one of the size that is timed
 
 
 def test_a_kernel_is_gated_on_more_cases_too_and_told_how_a_refusal_is_repeated(recorded: Recorded, here: Any) -> None:
