@@ -56,7 +56,7 @@ _MOST_ELEMENTS = 1 << 24
 """In more, of all tensors, luck plays no part, and copies in float64 take memory."""
 _WRONG = 4
 """PyTorch's error over what the tolerance allows at most that rounding does not explain in data of no malice."""
-_NUMBER = re.compile(r"[-\d.]+(e[-+]?\d+)?|\binf\b")
+_NUMBER = re.compile(r"[-\d.]+(e[-+]?\d+)?|\b(inf|nan)\b")
 _SMALLER_CASES = 100
 _SMALLER_S = 0.25
 """That are tried of one that fails, and how long: a search has many that are wrong, and a gate is to end in a second."""

@@ -303,10 +303,14 @@ class Kernel:
             object.__setattr__(self, name, value)
         for fault in self._faults():
             raise KernelError(f"kernel {self.name!r}{fault}")
-        workloads = {
-            target: tuple(self.workload(target, w) if isinstance(w, str) else w for w in found)
-            for target, found in self.workloads.items()
-        }
+        try:
+            workloads = {
+                target: tuple(self.workload(target, w) if isinstance(w, str) else w for w in found)
+                for target, found in self.workloads.items()
+            }
+        except UsageError as error:
+            known = ", ".join(d.name for d in self.dimensions)
+            raise KernelError(f"kernel {self.name!r}: in `workloads`: {error} (its dimensions: {known})") from None
         object.__setattr__(self, "workloads", workloads)
 
     def _left_out(self) -> Iterator[tuple[str, object]]:
@@ -342,6 +346,10 @@ class Kernel:
         names = {d.name for d in self.dimensions} | set(self.options)
         tensors = {a.name for a in self.arguments if a.kind in ("input", "output")}
         for a in self.arguments:
+            if a.kind not in ("input", "output", "scalar", "workspace"):
+                yield f": argument {a.name!r} is of kind {a.kind!r}; there are input, output, scalar and workspace"
+            if isinstance(a.shape, str):
+                yield f": the shape of argument {a.name!r} is a text; write ({a.shape!r},)"
             if a.stride_of is not None and a.stride_of[0] not in tensors:
                 yield f": scalar argument {a.name!r} is a stride of {a.stride_of[0]!r}, which is no tensor argument"
             if a.kind == "scalar" and a.stride_of is None and a.name not in names:
@@ -356,6 +364,9 @@ class Kernel:
                 yield f": workspace {a.name!r} has no fixed dtype such as float32 or int32, but {a.dtype!r}"
             for unknown in set(a.shape) - names:
                 yield f": argument {a.name!r} has an unknown dimension {unknown!r}"
+        for target, fixed in self.compile_time_dims.items():
+            for name in set(fixed) - names:
+                yield f": `compile_time_dims` of {target!r} names {name!r}, which is neither a dimension nor an option"
         for name in set(self.option_min) - set(self.options):
             yield f": `option_min` names {name!r}, which is not one of its options"
         for unknown in {k for t in self.tolerance.values() for k in t.keeps} - _KEPT:
@@ -363,6 +374,8 @@ class Kernel:
         for target, dtypes in self.dtypes.items():
             if not self.workloads.get(target):
                 yield f": no workload of target {target!r}; give `workloads` one"
+            for dtype in set(dtypes) - set(DTYPE_BYTES):
+                yield f": dtype {dtype!r} of target {target!r} is none of {', '.join(DTYPE_BYTES)}"
             for dtype in set(dtypes) - set(self.tolerance):
                 yield f": no tolerance for {dtype} of target {target!r}"
         for a in self.arguments:
@@ -399,7 +412,9 @@ class Kernel:
             given[name] = value
         missing = [n for n in (*known, "dtype") if n not in given]
         if missing:
-            raise UsageError(f"workload {text!r} lacks {', '.join(missing)}; e.g. {self.example(target).key}")
+            first = self.workloads[target][0]
+            example = f"; e.g. {first.key}" if isinstance(first, Workload) else ""
+            raise UsageError(f"workload {text!r} lacks {', '.join(missing)}{example}")
         dims = {name: _parse(text, name, given[name], d.low) for name, d in known.items()}
         for name, d in known.items():
             if not d.low <= dims[name] <= d.high:

@@ -109,19 +109,17 @@ def _template_file(kernel: Kernel, target: str) -> Path:
 
 
 def _fill(kernel: Kernel, file: str, point: SimpleNamespace, binding: Workload, arch: str) -> str:
+    named = {"p": point, "dims": SimpleNamespace(**dict(binding.dims)), "options": SimpleNamespace(**dict(binding.options))}
     try:
-        return template_environment(kernel.folder, template_root()).get_template(file).render(
-            p=point,
-            dtype=binding.dtype,
-            dims=SimpleNamespace(**dict(binding.dims)),
-            options=SimpleNamespace(**dict(binding.options)),
-            arch=arch,
-        )
+        template = template_environment(kernel.folder, template_root()).get_template(file)
+        return template.render(**named, dtype=binding.dtype, arch=arch)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"{kernel.folder / (error.name or file)}, line {error.lineno}: {error.message}") from error
     except jinja2.UndefinedError as error:
         place = _place(error, kernel.folder / file)
-        raise TemplateError(f"{place}: {error.message}; parameters here: {', '.join(vars(point))}") from error
+        message = (error.message or "").replace("'types.SimpleNamespace object'", "what is named there")
+        known = ", ".join(f"{of}.{name}" for of, values in named.items() for name in vars(values))
+        raise TemplateError(f"{place}: {message}; there are {known}") from error
     except Exception as error:  # a filter or an expression in the template failed
         raise TemplateError(f"{_place(error, kernel.folder / file)}: {error}") from error
 

@@ -7,7 +7,8 @@ the result must be. What the tolerance would let pass, and is to be kept neverth
 name: componentwise, denormals, overflow, rounding, zero_sign (`evo.problem.kernel.Tolerance` says what they mean).
 """
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -92,13 +93,18 @@ def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
     beyond = ~(error <= expected.allowed)  # a NaN is, too
     lost = error.new_zeros(())
     if not expected.all_finite:
-        rounded = expected.reference.to(output.dtype)
-        agrees = (output == rounded) | (rounded.isnan() & output.isnan())
-        if "overflow" not in expected.keeps:
-            agrees |= expected.reference.isfinite() & (output == rounded.nan_to_num())
         error, beyond = torch.where(expected.finite, error, 0.0), beyond & expected.finite
-        lost = (~agrees & ~expected.finite).sum(dtype=torch.float64)
+        lost = (~_agrees(output, expected) & ~expected.finite).sum(dtype=torch.float64)
     return [error.max(), beyond.sum(dtype=torch.float64), lost, *_habits(output, expected)]
+
+
+def _agrees(output: torch.Tensor, expected: Expected) -> torch.Tensor:
+    """Where the output is what the reference is, rounded."""
+    rounded = expected.reference.to(output.dtype)
+    agrees = (output == rounded) | (rounded.isnan() & output.isnan())
+    if "overflow" not in expected.keeps:
+        agrees |= expected.reference.isfinite() & (output == rounded.nan_to_num())
+    return agrees
 
 
 def _habits(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
@@ -128,16 +134,18 @@ def verdict(
     """(largest error, reason for refusal or "") from the values of `findings`. output: None if it is no longer there."""
     measured, wrong, missing, lean, flushed, turned = found
     if missing:
-        return None, f"{missing:.0f} of {int((~expected.finite).sum())} NaN or Inf of the reference are lost"
+        lost = _at(output, expected, lambda output, _: (~_agrees(output, expected) & ~expected.finite).int())
+        return None, f"{missing:.0f} of {int((~expected.finite).sum())} NaN or Inf of the reference are lost{lost}"
     if measured != measured:
         some = f"{int(output.isnan().sum())} of {output.numel()}" if output is not None else "some"
         return None, f"{some} elements are NaN or were never written"
     if wrong:
-        where = _farthest(output, expected) if output is not None else ""
-        return measured, f"{wrong:.0f} of {expected.reference.numel()} elements are outside the tolerance{where}"
+        beyond = _at(output, expected, lambda _, error: (error - expected.allowed).where(expected.finite, -math.inf))
+        return measured, f"{wrong:.0f} of {expected.reference.numel()} elements are outside the tolerance{beyond}"
     if measured > expected.largest_allowed:
         allowed, own = expected.largest_allowed, expected.torch_error
-        return measured, f"error {measured:.3g} exceeds {allowed:.3g} (PyTorch: {own:.3g})"
+        largest = _at(output, expected, lambda _, error: error.where(expected.finite, -math.inf))
+        return measured, f"error {measured:.3g} exceeds {allowed:.3g} (PyTorch: {own:.3g}){largest}"
     if abs(lean) > _LEAN:
         way = "towards" if lean > 0 else "away from"
         return measured, f"results lean {way} 0, as if not rounded to nearest (if meant: `keeps` of its tolerance)"
@@ -148,15 +156,17 @@ def verdict(
     return measured, ""
 
 
-def _farthest(output: torch.Tensor, expected: Expected) -> str:
-    error = (output.double() - expected.reference).abs().where(expected.finite, 0.0)
-    place = int((error - expected.allowed).argmax())
-    result, off, wanted, bound = (float(t.flatten()[place]) for t in (output, error, expected.reference, expected.allowed))
-    at = list[int]()
+def _at(output: torch.Tensor | None, expected: Expected, found: Callable[..., torch.Tensor]) -> str:
+    """What stands where `found`, given output and errors, is largest; nothing if the output is no longer there."""
+    if output is None:
+        return ""
+    error = (output.double() - expected.reference).abs()
+    place, at = int(found(output, error).argmax()), list[int]()
+    result, off, wanted = (float(t.flatten()[place]) for t in (output, error, expected.reference))
     for size in reversed(error.shape):  # torch.unravel_index imports for half a second
         place, here = divmod(place, size)
         at.insert(0, here)
-    return f": {result:.6g} at {at} is {off:.3g} away from {wanted:.6g}, not {bound:.2g} at most"
+    return f": {result:.6g} at {at}, " + (f"{off:.3g} from {wanted:.6g}" if math.isfinite(wanted) else f"not {wanted}")
 
 
 def compare(output: torch.Tensor, expected: Expected) -> tuple[float | None, str]:

@@ -48,8 +48,7 @@ _ELITES = 1000
 """Candidates that are kept for the finals of a task, the best."""
 
 _DISTURBED_RETRIES = 3
-"""After so many candidates in a row that were disturbed twice, none is measured a second time: this machine is never
-quiet."""
+"""After so many candidates in a row that were disturbed, none is measured a second time: this machine is never quiet."""
 
 
 # -- how far a search is, and when it stops ----------------------------------------------------------------------
@@ -186,7 +185,7 @@ class Search:
         spec = run.spec
         self._max_in_flight = spec.max_in_flight
         options = spec.options
-        self._budget = _before_finals(Budget(**spec.budget), len(spec.workloads))
+        self._budget = Budget(**spec.budget)
         self._recorded = {r.candidate.order: r for r in store.evaluations(run)}
         self._last_recorded = max(self._recorded, default=-1)
         self._tasks: list[_Task] = []
@@ -206,9 +205,7 @@ class Search:
         """By order."""
         self._told = 0
         self._told_since_better = 0
-        self._disturbed = 0
-        self._disturbed_again = 0
-        """Candidates in a row whose second measurement was disturbed, too."""
+        self._disturbed = self._disturbed_in_a_row = 0
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._interrupted = self.over = False
         self._before_s, self._started = run.elapsed_s, None if self._recorded else time.monotonic()
@@ -237,6 +234,9 @@ class Search:
                 self.progress.waiting = self._waited_for()
                 self._observer(self.progress)
                 if reason is not None:
+                    for candidate in self._untold.values():
+                        if candidate.status is None and candidate.measured is not None:
+                            self._take(candidate, candidate.measured)
                     self.over = True
                     self._before_s, self._started = self.elapsed_s, None  # finals are not searching
                     return reason
@@ -260,7 +260,7 @@ class Search:
             if not replaying and self._started is None:
                 self._started, self.started_unix = time.monotonic(), time.time()
             budget, searching = self._budget, not replaying and not interrupted
-            if searching and budget.seconds is not None and self.elapsed_s >= budget.seconds:
+            if searching and self._time_is_up():
                 return StopReason.TIME
             if searching and budget.patience is not None and self._told_since_better >= budget.patience:
                 return StopReason.PATIENCE
@@ -274,6 +274,14 @@ class Search:
                 return StopReason.EVALUATIONS if self._open_tasks else StopReason.EXHAUSTED
             else:
                 return None
+
+    def _time_is_up(self) -> bool:
+        """Finals are part of the time that a user grants, as far as can be foreseen and as there is somebody for them."""
+        seconds, finalists = self._budget.seconds, any(task.elites for task in self._tasks)
+        if seconds is None:
+            return False
+        reserve = min(_FINALS_RESERVE * seconds, _FINALS_RESERVE_MAX_S * len(self._tasks)) if finalists else 0.0
+        return self.elapsed_s >= seconds - reserve
 
     def _ask(self) -> None:
         order = self._asked
@@ -401,15 +409,19 @@ class Search:
         )
         self._spend(candidate, costs)
         timing = measured.timing()
-        self._disturbed += timing is not None and timing.disturbed
-        if timing is not None and timing.disturbed and self._is_best(candidate.task, timing):
-            if not candidate.remeasured and self._disturbed_again < _DISTURBED_RETRIES:
-                candidate.remeasured = True
-                self._measure(candidate)
-                return
-            self._disturbed_again += 1
-        elif timing is not None and not timing.disturbed:
-            self._disturbed_again = 0
+        if timing is not None and not timing.disturbed:
+            self._disturbed_in_a_row = 0
+        elif timing is not None:
+            self._disturbed += 1
+            if candidate.measured is None and self._is_best(candidate.task, timing):
+                self._disturbed_in_a_row += 1
+                if self._disturbed_in_a_row <= _DISTURBED_RETRIES:
+                    candidate.measured = measured
+                    self._measure(candidate)
+                    return
+        self._take(candidate, measured)
+
+    def _take(self, candidate: Candidate, measured: Evaluation) -> None:
         self.progress.measuring -= 1
         self._finish(candidate, replace(measured, build=candidate.build))
         assert candidate.code is not None
@@ -450,7 +462,7 @@ class Search:
         elapsed_s = self.elapsed_s
         self._store.add(self._run, candidate, evaluation, elapsed_s=elapsed_s)
         self._remember(candidate, evaluation, elapsed_s)
-        candidate.build = None
+        candidate.build = candidate.measured = None
         self.progress.spent_on_finished += candidate.costs
 
     def _remember(self, candidate: Candidate, evaluation: Evaluation, elapsed_s: float, *, replayed: bool = False) -> None:
@@ -505,14 +517,6 @@ class Search:
         task, point = self._tasks[candidate.task].executor, candidate.proposal.genome.parameters
         sequence = task.problem.sequence(task.target, point, task.workload, task.limits)
         return hashlib.sha256(f"{code_hash} {sequence}".encode()).digest()
-
-
-def _before_finals(budget: Budget, tasks: int) -> Budget:
-    """The finals are part of the time a user grants, as far as can be foreseen."""
-    if budget.seconds is None:
-        return budget
-    reserve = min(_FINALS_RESERVE * budget.seconds, _FINALS_RESERVE_MAX_S * tasks)
-    return replace(budget, seconds=budget.seconds - reserve)
 
 
 def _beats_incumbent(own: Timing, timings: Sequence[Timing]) -> bool:

@@ -105,6 +105,27 @@ def test_what_a_statement_raises_on_import(tmp_path: Path, added: str, said: str
         load_kernel(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("was", "becomes", "said"),
+    [
+        ('shape=("n",)', 'shape="n"', r"the shape of argument '.' is a text; write \('n',\)"),
+        ('kind="output"', 'kind="ouptut"', "is of kind 'ouptut'; there are input, output, scalar and workspace"),
+        ("1 << 20),)", "9999), Dimension(name='row', low=1, high=9))", r"`workloads`: .* lacks row \(its dim.*: n, row\)"),
+        ("n=4096", "m=4096", r"`workloads`: unknown workload part .* 'm'; known: dtype, n \("),
+        ("KERNEL = Kernel(", "KERNEL = Kernel(compile_time_dims={'cpu': ('m',)},", "names 'm', which is neither a"),
+        ('("float32",)', '("float31",)', "dtype 'float31' of target 'cpu' is none of float16, bfloat16, float32, float64"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_statement_that_does_not_fit_itself(tmp_path: Path, was: str, becomes: str, said: str) -> None:
+    file = write_kernel(tmp_path / "toy") / "kernel.py"
+    assert was in file.read_text()
+    file.write_text(file.read_text().replace(was, becomes))
+    with pytest.raises(KernelError, match=said) as caught:
+        load_kernel(str(file.parent))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_mistake_that_a_worker_process_meets_stops_the_search_with_its_sentence(tmp_path: Path) -> None:
     folder = kernel_with(tmp_path / "toy", "reference", "inputs, workload", "return {'y': inputs['z']}")
     with pytest.raises(KernelError, match="in mine: `reference` raises KeyError: 'z'"):

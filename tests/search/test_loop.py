@@ -412,6 +412,17 @@ def test_a_machine_that_is_never_quiet_is_searched_all_the_same(store: Store) ->
     assert len(executor.measured) - len(set(executor.measured)) <= 16  # it soon stops to measure twice
 
 
+def test_what_a_disturbed_timing_found_is_kept_if_there_is_no_time_for_a_second(store: Store) -> None:
+    executor, stuck = disturbed(1), Future[Evaluation]()
+    first = executor.measure
+    executor.measure = lambda r: stuck if r.genome.digest in executor.measured else first(r)  # type: ignore[method-assign]
+    found, reason, run = search(configure(seconds=1.0), store, executor)
+    assert reason is StopReason.TIME
+    passed = [e for e in store.evaluations(run) if e.evaluation.timings]
+    assert {e.candidate.order for e in passed} == {c.order for c in found.elites(0)}
+    assert len(found.elites(0)) >= 3
+
+
 def test_a_machine_that_has_become_quiet_is_trusted_again(store: Store) -> None:
     first_seen: dict[str, int] = {}
 
