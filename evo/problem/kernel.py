@@ -545,10 +545,12 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         x = (x[:1] * 2 + torch.linspace(-3, 5, cols, device=device)).expand(rows, cols).gather(1, order)
     elif data == "ramp":  # sorted values: order matters to running sums
         x = torch.linspace(-3, 5, cols, device=device).expand(rows, cols) + normal(rows, 1)
-    elif data == "non_finite":  # a row with NaN, one with Inf, one with -Inf and a clean one, in turn
+    elif data == "non_finite":  # in turn: a row with NaN, with Inf, with -Inf, of -Inf alone, and a clean one
         row, column = spot()
+        column[row % 3 == 0], column[row % 3 == 1] = cols - 1, 0
         for turn, value in enumerate((float("nan"), float("inf"), -float("inf"))):
-            x[row[turn::4], column[turn::4]] = value
+            x[row[turn::5], column[turn::5]] = value
+        x[3::5] = -float("inf")
     else:
         raise KernelError(f"no distribution is named {data!r}; a kernel with data of its own needs its own `inputs`")
     return x
