@@ -59,7 +59,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except _USAGE_ERROR as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
-        print(f"evo: {error.format_message()}{where}" if error.message else error.format_message(), file=sys.stderr)
+        print(f"evo: {error.format_message().rstrip('.')}{where}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print("evo: interrupted", file=sys.stderr)
