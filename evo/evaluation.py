@@ -89,8 +89,8 @@ class Candidate:
     """While it is in flight; the binary of a finished candidate is not kept."""
     code: bytes | None = field(default=None, compare=False)
     """Digest of the machine code and of how it is launched: equal code launched differently is not a duplicate."""
-    measured: Evaluation | None = field(default=None, compare=False)
-    """While it is measured a second time, because the first timing was disturbed: what that found."""
+    first_measurement: Evaluation | None = field(default=None, compare=False)
+    """While it is measured a second time, because the timing of the first was disturbed."""
     costs: Costs = field(default_factory=Costs, compare=False)
     status: Status | None = field(default=None, compare=False)
     """None while it is in flight."""

@@ -26,7 +26,7 @@ from evo.analysis.runs import (
 from evo.analysis.runs import compare as compare_runs
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line, make_console, print_json
-from evo.cli.recorded import again_line, drawn_case, find_candidate, find_named, random_cases_of
+from evo.cli.recorded import again_line, find_candidate, find_named, verdicts_of
 from evo.cli.tables import Terminal, factor, figure, interval, marked, share, short_workload, speedup, time_cells
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import FINALIST, Timing
@@ -288,9 +288,8 @@ def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> Non
     for name, value in rows.items():
         facts.add_row(Text(name, style="dim"), Text(visible(value, lines=True)))
     console.print(facts, highlight=False)
-    for stage in dict.fromkeys(c.stage for c in record.checks):
-        checks = [c for c in record.checks if c.stage == stage]
-        command = again_line(db, short(record.id), record.seeds[stage], drawn_case(checks[-1]), random_cases_of(checks))
+    for stage, last in {v["stage"]: v for v in verdicts_of(record)}.items():
+        command = again_line(db, short(record.id), last["seed"], last["case"], last["random_cases"])
         console.say(f"to repeat the {stage}'s verdict:  {command}")
     for check in failed:
         drawn = f" (seed {check.seed})" if check.seed else ""  # timed data are of no case

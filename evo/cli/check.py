@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,9 +35,9 @@ from evo.cli.recorded import (
     find_winners,
     is_of,
     may_be_candidate,
-    random_cases_of,
     source_remarks,
     task_of,
+    verdicts_of,
     workload_of,
 )
 from evo.cli.screen import CheckLines
@@ -241,7 +240,7 @@ def _check_candidate(
         **_known(recorded, seed),
         "passed": all(r.passed for r in results),
         "remarks": source_remarks(recorded, results[0].build.source_digest, db) or _code_remarks(recorded, results[0].build),
-        "recorded": list(_verdicts(recorded)),
+        "recorded": list(verdicts_of(recorded)),
         "workloads": [_workload_record(r) for r in results],
     }
     answer(json, record, _print_candidate, db)
@@ -261,21 +260,6 @@ def _code_remarks(recorded: CandidateRecord, now: Build) -> list[str]:
     if then is None or not then.code_hash or now.binary is None or now.binary.code_hash == then.code_hash:
         return []
     return [f"the same source, but other machine code than recorded (compiler: {then.compiler} then, {now.compiler} now)"]
-
-
-def _verdicts(recorded: CandidateRecord) -> Iterator[dict[str, Any]]:
-    """The recorded verdicts, round by round, each with the seed that repeats it."""
-    for (round_, stage), group in groupby(recorded.checks, lambda check: (check.round, check.stage)):
-        checks = list(group)
-        yield {
-            "stage": stage,
-            "round": round_,
-            "cases": len(checks),
-            "passed": sum(c.passed for c in checks),
-            "seed": recorded.seeds[stage],
-            "case": drawn_case(checks[-1]),
-            "random_cases": random_cases_of(checks),
-        }
 
 
 def _workload_record(result: Checked) -> dict[str, Any]:

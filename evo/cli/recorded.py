@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import RunSummary, find_run, list_runs
@@ -110,9 +111,20 @@ def drawn_case(last: Check) -> str:
     return last.case if not last.passed and is_case_text(last.case) else ""
 
 
-def random_cases_of(checks: Sequence[Check]) -> int:
-    """How many of a final's cases were drawn for it, beside the one of the timed size that every gate has."""
-    return max(0, sum(is_case_text(c.case) for c in checks) - 1)
+def verdicts_of(recorded: CandidateRecord) -> Iterator[dict[str, Any]]:
+    """The recorded verdicts, round by round, each with what repeats it."""
+    for (round_, stage), group in groupby(recorded.checks, lambda check: (check.round, check.stage)):
+        checks = list(group)
+        yield {
+            "stage": stage,
+            "round": round_,
+            "cases": len(checks),
+            "passed": sum(c.passed for c in checks),
+            "seed": recorded.seeds[stage],
+            "case": drawn_case(checks[-1]),
+            # Of the finals; one of the timed size comes with every gate.
+            "random_cases": max(0, sum(is_case_text(c.case) for c in checks) - 1),
+        }
 
 
 def again_line(db: str, candidate: str, seed: int, case: str = "", random_cases: int = 0) -> str:

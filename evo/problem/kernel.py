@@ -513,6 +513,12 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         column = torch.randint(0, cols, (rows,), generator=generator, device=device)
         return torch.arange(rows, device=device), column
 
+    def end_or_spot() -> tuple[torch.Tensor, torch.Tensor]:
+        row, column = spot()
+        turn = (row + torch.randint(0, 3, (), generator=generator, device=device)) % 3
+        column[turn == 0], column[turn == 1] = cols - 1, 0
+        return row, column
+
     x = normal(rows, cols)
     if data == "normal":  # every row its own mean and scale: no fixed statistics fit
         x = x * torch.exp(2 * uniform(rows, 1) - 1) + 4 * normal(rows, 1)
@@ -536,8 +542,7 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         x = x * (torch.finfo(dtype).smallest_normal / 4)
     elif data == "needle":  # nearly all of a row's variance in one element: the last, the first or any
         # Equal elements beside it would all be rounded the same way, and the errors of an honest sum add up.
-        row, column = spot()
-        column[row % 3 == 0], column[row % 3 == 1] = cols - 1, 0
+        row, column = end_or_spot()
         x = x / 16 + (4 * uniform(rows, 1) - 2)
         x[row, column] += 48 + 32 * uniform(rows)
     elif data == "permuted":  # the elements of one row, in another order in each
@@ -546,8 +551,7 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
     elif data == "ramp":  # sorted values: order matters to running sums
         x = torch.linspace(-3, 5, cols, device=device).expand(rows, cols) + normal(rows, 1)
     elif data == "non_finite":  # in turn: a row with NaN, with Inf, with -Inf, of -Inf alone, and a clean one
-        row, column = spot()
-        column[row % 3 == 0], column[row % 3 == 1] = cols - 1, 0
+        row, column = end_or_spot()
         for turn, value in enumerate((float("nan"), float("inf"), -float("inf"))):
             x[row[turn::5], column[turn::5]] = value
         x[3::5] = -float("inf")

@@ -117,8 +117,8 @@ def _fill(kernel: Kernel, file: str, point: SimpleNamespace, binding: Workload, 
         raise TemplateError(f"{kernel.folder / (error.name or file)}, line {error.lineno}: {error.message}") from error
     except jinja2.UndefinedError as error:
         place = _place(error, kernel.folder / file)
-        message = (error.message or "").replace("'types.SimpleNamespace object'", "what is named there")
-        known = ", ".join(f"{of}.{name}" for of, values in named.items() for name in vars(values))
+        message = (error.message or "").replace("'types.SimpleNamespace object' has no attribute", "p, dims or options lack")
+        known = ", ".join(["dtype", "arch", *(f"{of}.{name}" for of, values in named.items() for name in vars(values))])
         raise TemplateError(f"{place}: {message}; there are {known}") from error
     except Exception as error:  # a filter or an expression in the template failed
         raise TemplateError(f"{_place(error, kernel.folder / file)}: {error}") from error

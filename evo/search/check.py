@@ -127,9 +127,9 @@ def check_candidate(
     tasks = task.with_neighbours(genome)
     own, *of_neighbours = zip(tasks, _of_their_code(tasks, cases), strict=True)
     first, *more = [*_batches(task, random_cases)] or [()]
-    asked = [(task, own[1] + first), *of_neighbours, *((task, batch) for batch in more)]
-    subjects = [_Subject(one, genome, cases=of_one) for one, of_one in asked]
+    subjects = [_Subject(one, genome, cases=of_one) for one, of_one in ((task, own[1] + first), *of_neighbours)]
     results, too_large = _check(subjects, frozenset({task.workload}), gate, observe)
+    results += _check([_Subject(task, genome, cases=batch) for batch in more], frozenset(), gate, observe)[0]
     for reason in too_large.values():
         raise UsageError(reason)
     return results

@@ -48,7 +48,7 @@ _ELITES = 1000
 """Candidates that are kept for the finals of a task, the best."""
 
 _DISTURBED_RETRIES = 3
-"""After so many candidates in a row that were disturbed, none is measured a second time: this machine is never quiet."""
+"""After so many disturbed ones that would be the best, and until a timing is not, none is measured a second time."""
 
 
 # -- how far a search is, and when it stops ----------------------------------------------------------------------
@@ -229,14 +229,13 @@ class Search:
         with threadpool_limits(limits=1, user_api="blas"):
             while True:
                 reason = self._advance()
+                if reason is not None:
+                    self._keep_first_measurements()
                 self.progress.elapsed_s, self.progress.interrupted = self.elapsed_s, self._interrupted
                 self.progress.incidents = self._incidents()
                 self.progress.waiting = self._waited_for()
                 self._observer(self.progress)
                 if reason is not None:
-                    for candidate in self._untold.values():
-                        if candidate.status is None and candidate.measured is not None:
-                            self._take(candidate, candidate.measured)
                     self.over = True
                     self._before_s, self._started = self.elapsed_s, None  # finals are not searching
                     return reason
@@ -413,10 +412,10 @@ class Search:
             self._disturbed_in_a_row = 0
         elif timing is not None:
             self._disturbed += 1
-            if candidate.measured is None and self._is_best(candidate.task, timing):
+            if candidate.first_measurement is None and self._is_best(candidate.task, timing):
                 self._disturbed_in_a_row += 1
                 if self._disturbed_in_a_row <= _DISTURBED_RETRIES:
-                    candidate.measured = measured
+                    candidate.first_measurement = measured
                     self._measure(candidate)
                     return
         self._take(candidate, measured)
@@ -429,6 +428,13 @@ class Search:
         for duplicate in original.duplicates or ():
             self._finish_duplicate(duplicate, original)
         original.duplicates = None
+
+    def _keep_first_measurements(self) -> None:
+        """Where nothing else has passed; elsewhere `evo resume` measures again."""
+        without = [number for number, task in enumerate(self._tasks) if not task.elites]
+        for candidate in self._untold.values():
+            if candidate.first_measurement is not None and candidate.task in without:
+                self._take(candidate, candidate.first_measurement)
 
     def _incidents(self) -> dict[str, int]:
         counts = {
@@ -462,7 +468,7 @@ class Search:
         elapsed_s = self.elapsed_s
         self._store.add(self._run, candidate, evaluation, elapsed_s=elapsed_s)
         self._remember(candidate, evaluation, elapsed_s)
-        candidate.build = candidate.measured = None
+        candidate.build = candidate.first_measurement = None
         self.progress.spent_on_finished += candidate.costs
 
     def _remember(self, candidate: Candidate, evaluation: Evaluation, elapsed_s: float, *, replayed: bool = False) -> None:

@@ -251,7 +251,7 @@ def test_random_cases_find_what_lies_between_the_kernels_own(check: Callable[...
     assert "data=" not in honest.out
     workloads = check("honest", "--cases", "70", "--json").document["workloads"]
     drawn = sum("data=" in c["case"] for w in workloads for c in w["cases"])
-    assert drawn == 70 + 1  # one of the size that is timed
+    assert drawn == 70 + 2  # and one of the timed size with each gate
 
 
 def test_a_kernel_is_gated_on_more_cases_too_and_told_how_a_refusal_is_repeated(recorded: Recorded, here: Any) -> None:
