@@ -28,13 +28,13 @@ class Browser:
     driver: Any
 
     def view(self, size: tuple[int, int], *, dark: bool = False) -> None:
-        """A window of that size, of a user who likes that scheme."""
+        """A window of that size, of a user who likes that scheme, and no motion: a page that still scrolls has not settled."""
         width, height = size
         self.cdp(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.cdp("Emulation.setEmulatedMedia", features=[scheme])
+        likes = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce"}
+        self.cdp("Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in likes.items()])
         self.cdp("Emulation.setFocusEmulationEnabled", enabled=True)  # as if the window were the one in front
 
     def open(self, url: str) -> None:

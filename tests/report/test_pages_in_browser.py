@@ -71,7 +71,7 @@ def test_focus_and_pointer_show_the_change_and_the_gain(browser: Browser, folder
     assert browser.run("return document.querySelector('details.steps').open") is True, "it leads to its row in the list"
     bar = "document.querySelector('[aria-label^=Importance] [role=graphics-symbol]')"
     browser.run(f"{bar}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
-    browser.run("return new Promise(done => setTimeout(done, 200))")  # scrolling hides what was shown
+    browser.run("return new Promise(done => requestAnimationFrame(done))")  # the frame that tells the page it scrolled
     x, y = browser.run(f"const b = {bar}.getBoundingClientRect(); return [b.left + 5, b.top + 5]")
     browser.cdp("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     assert "%" in browser.run(shown)
