@@ -50,7 +50,7 @@ from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
 from evo.measure.cases import is_case_text, parse_case
 from evo.problem.genome import Genome
-from evo.problem.kernel import find_kernel, kernel_names
+from evo.problem.kernel import find_kernel, names_near
 from evo.report.text import counted, short
 from evo.sanitize import choose_tools
 from evo.sanitize import sanitize as run_tools
@@ -131,7 +131,7 @@ def _recorded(name: str, db: str) -> CandidateRecord | None:
     except (UnknownNameError, StoreError):
         if may_be_candidate(name):
             raise
-    raise UnknownNameError("kernel or candidate", name, kernel_names())
+    raise UnknownNameError("kernel or candidate", name, names_near(name))
 
 
 def _why_not_here(target: str, arch: str) -> str:

@@ -27,6 +27,8 @@ _MIXED = 0.25
 """The share of cases with problems of two distributions side by side."""
 _FACTOR = 4
 """Numbers among the options are up to so many times as large, or as small, as those of a kernel's cases."""
+_OTHER_SIGN = 0.25
+"""The share of numbers with the other sign, among the options that `option_min` does not keep from it."""
 MOST_BYTES, _MOST_FLOPS = 1 << 22, 1 << 27
 """Of one case, so that a float64 reference on a CPU takes milliseconds."""
 _AND = "+"
@@ -80,7 +82,8 @@ def _like_one(kernel: Kernel, rng: random.Random, known: Sequence[Case], fixed: 
         options[name] = rng.choice(values)
         if isinstance(value := options[name], float):
             least = kernel.option_min.get(name, -math.inf)
-            options[name] = max(least, float(f"{value * _FACTOR ** rng.uniform(-1, 1):.3g}"))
+            sign = -1 if least < 0 and rng.random() < _OTHER_SIGN else 1
+            options[name] = max(least, float(f"{sign * value * _FACTOR ** rng.uniform(-1, 1):.3g}"))
         elif type(value) is int and len(values) == 1:  # nobody has said which others there are
             options[name] = rng.choice((value, value + 1, 2 * value, int(max(value - 1, kernel.option_min.get(name, 0)))))
     misaligned = any(case.offset for case in known) and rng.random() < 0.5

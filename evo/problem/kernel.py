@@ -717,6 +717,11 @@ def kernel_names() -> list[str]:
     return sorted(p.parent.name for p in template_root().glob("*/kernel.py"))
 
 
+def names_near(name: str) -> list[str]:
+    """Kernels that may be meant: the shipped ones, and the folders beside the one that is named."""
+    return [*kernel_names(), *(str(p.parent) for p in Path(name).parent.glob("*/kernel.py"))]
+
+
 def find_kernel(name: str) -> Path:
     """The folder of a kernel, by its name or by a path to it.
 
@@ -731,7 +736,7 @@ def find_kernel(name: str) -> Path:
             f"{name} is a folder, but no kernel's: it has no kernel.py; a kernel is a folder with kernel.py, which states"
             " the problem, and a template for each target, such as cuda.cu.j2 or cpu.cpp.j2 (docs/writing-a-kernel.md)"
         )
-    raise UnknownNameError("kernel", name, kernel_names())
+    raise UnknownNameError("kernel", name, names_near(name))
 
 
 def unfilled(path: Path) -> list[tuple[int, str]]:

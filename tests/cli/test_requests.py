@@ -101,6 +101,13 @@ def test_a_bad_request_is_one_sentence_and_exit_code_2(here: Any, tmp_path: Path
     assert not (tmp_path / "runs" / "lineage.db").exists() or arguments[0] == "resume"
 
 
+def test_a_misspelt_folder_is_offered_the_kernel_beside_it(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "silu").mkdir(parents=True)
+    (tmp_path / "mine" / "silu" / "kernel.py").touch()
+    for command in ("search", "check"):
+        assert here(command, "mine/slu", "--target", "cpu").sentence.endswith("did you mean mine/silu?")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, more: tuple[str, ...]) -> None:

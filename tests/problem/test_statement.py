@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -84,6 +85,14 @@ def test_whole_numbers_that_no_case_varies_vary_in_random_ones(tmp_path: Path) -
     kernel = load_kernel(str(tmp_path))
     drawn = random_cases(kernel, "cpu", kernel.example("cpu"), seed=1, number=64)
     assert {case.workload.option("shift") for case in drawn} == {2, 3, 4, 6}
+
+
+@pytest.mark.parametrize(("stated", "signs"), [("", {-1.0, 1.0}), ('option_min={"eps": 1e-6},', {1.0})])
+def test_a_number_that_may_be_negative_is_in_random_cases(tmp_path: Path, stated: str, signs: set[float]) -> None:
+    (tmp_path / "kernel.py").write_text(STATEMENT.replace("    reference=", f"    {stated}reference="))
+    kernel = load_kernel(str(tmp_path))
+    drawn = random_cases(kernel, "cpu", kernel.example("cpu"), seed=1, number=64)
+    assert {math.copysign(1.0, float(case.workload.option("eps"))) for case in drawn} == signs
 
 
 def test_an_input_without_a_shape_is_refused(tmp_path: Path) -> None:
