@@ -25,6 +25,7 @@ from tests.export.exports import request_for
 ROOT = Path(__file__).parent.parent
 LAYERNORM = "rows=64,cols=96,dtype=float32"
 ATTENTION = "batch=1,heads=2,kv_heads=2,q_len=32,kv_len=32,head_dim=64,dtype=float32"
+pytestmark = pytest.mark.xdist_group("ready")  # what is exported serves all of them
 UNWANTED = ("optuna", "sqlalchemy", "alembic", "jinja2", "typer", "rich")
 
 

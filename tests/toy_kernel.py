@@ -81,6 +81,7 @@ TEMPLATE = r"""
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <unistd.h>
 
 {% if p.mode == "compile_error" %}
 #error this candidate does not compile
@@ -94,6 +95,8 @@ static Bomb<40, 1> bomb;
 extern "C" void {{ "thrice" if p.mode == "no_entry" else "twice" }}(const float* x, float* y, long long n) {
 {% if p.mode == "abort" %}
     std::abort();
+{% elif p.mode == "hang" %}
+    pause();
 {% elif p.mode == "spin" %}
     for (volatile int on = 1; on;) {}
 {% elif p.mode == "tell_time" %}

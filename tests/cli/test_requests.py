@@ -111,7 +111,9 @@ def test_a_misspelt_folder_is_offered_the_kernel_beside_it(here: Any, tmp_path: 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, more: tuple[str, ...]) -> None:
-    command = f"{sys.executable} -m evo doctor {' '.join(more)} > /dev/full"
+    with Store.open(tmp_path / "lineage.db", write=True):
+        pass
+    command = f"{sys.executable} -m evo query 'SELECT 1' --db lineage.db {' '.join(more)} > /dev/full"
     ended = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert (ended.returncode, ended.stderr) == (1, "evo: what was to be written cannot be (No space left on device)\n")
 

@@ -56,6 +56,7 @@ def raced(executor: Executor, kernel: Path, contenders: dict[str, tuple[str, Bui
         contenders=tuple((name, build_request(kernel, mode).genome, build) for name, (mode, build) in contenders.items()),
         baselines=("copy",),
         seed=1,
+        limit_s=1.0,
     )
     return executor.race(request).result(PATIENCE_S)
 

@@ -34,7 +34,7 @@ from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request,
 
 T = TypeVar("T")
 
-MODES = ("honest", "wrong", "compile_bomb", "spin", "tell_time")
+MODES = ("honest", "wrong", "compile_bomb", "hang", "spin", "tell_time")
 PATIENCE_S = 200.0
 """How long a test waits for anything at all: the machine may be busy."""
 
@@ -122,7 +122,7 @@ _ARMED = '''
 {% if p.mode == "aborts" %}
     if (n == 4096 && std::fopen("@ARMED@", "r")) std::abort();
 {% elif p.mode == "hangs" %}
-    if (n == 4096 && std::fopen("@ARMED@", "r")) for (volatile int on = 1; on;) {}
+    if (n == 4096 && std::fopen("@ARMED@", "r")) pause();
 {% endif %}
 '''
 
@@ -147,7 +147,11 @@ def test_an_incumbent_that_breaks_beside_it_is_no_fault_of_the_candidate(
 
 
 def test_a_build_that_takes_too_long_is_ended_with_its_compiler(executor: LocalExecutor, kernel: Path) -> None:
-    build = executor.build(build_request(kernel, "compile_bomb")).result(PATIENCE_S)
+    bomb = executor.build(build_request(kernel, "compile_bomb"))
+    (work,) = wait_until(lambda: [w for w in executor.in_flight() if w.left_s is not None], "it is being built")
+    assert (work.stage, work.genome.parameters["mode"], work.workload) == ("build", "compile_bomb", WORKLOAD)
+    assert 0 <= work.left_s <= 6
+    build = bomb.result(PATIENCE_S)
     assert build.status is Status.COMPILE_TIMEOUT
     assert build.log == "the build took longer than 6 s"
     assert build.seconds >= 6
@@ -192,14 +196,14 @@ def test_two_devices_measure_at_once_and_both_are_renewed(
 
     def both_at_work() -> set[int]:
         """The devices' processes."""
-        futures = [opened.measure(measure_request(kernel, spins, "spin", timed=False)) for _ in range(2)]
+        futures = [opened.measure(measure_request(kernel, hangs, "hang", timed=False)) for _ in range(2)]
         wait_until(lambda: [work.stage for work in opened.in_flight()] == ["gate", "gate"], "both devices are busy")
         found = {device._worker.pid for device in opened._devices if device._worker is not None}
         assert [f.result(PATIENCE_S).status for f in futures] == [Status.TIMEOUT] * 2
         return found
 
     try:
-        spins = opened.build(build_request(kernel, "spin")).result(PATIENCE_S)
+        hangs = opened.build(build_request(kernel, "hang")).result(PATIENCE_S)
         first = both_at_work()
         assert measure(opened, kernel, honest).status is Status.OK
         opened.renew_device()
@@ -239,23 +243,20 @@ def test_what_is_under_way_is_said_with_its_stage_and_with_when_it_is_ended(
 ) -> None:
     assert measure(executor, kernel, honest).status is Status.OK
     assert executor.in_flight() == ()
-    bomb = executor.build(build_request(kernel, "compile_bomb"))
 
     def at(stage: str) -> InFlight | None:
         return next((work for work in executor.in_flight() if work.stage == stage and work.left_s is not None), None)
 
-    building = wait_until(lambda: at("build"), "it is being built")
-    assert bomb.result(PATIENCE_S).status is Status.COMPILE_TIMEOUT
-    hung = executor.build(build_request(kernel, "spin")).result(PATIENCE_S)
-    measured = executor.measure(measure_request(kernel, hung, "spin"))
+    hung = executor.build(build_request(kernel, "hang")).result(PATIENCE_S)
+    measured = executor.measure(measure_request(kernel, hung, "hang"))
     gated = wait_until(lambda: at("gate"), "it is in the gate")
     later = wait_until(lambda: (w := at("gate")) and w.seconds > 1 and w, "it is there for a second")
     verdict = measured.result(PATIENCE_S)
     assert verdict.status is Status.TIMEOUT
     assert verdict.log == "the device process gave no result within 6 s (and again, alone in a fresh process)"
     assert verdict.seconds == verdict.gate_seconds > 6
-    for work, mode in ((building, "compile_bomb"), (gated, "spin"), (later, "spin")):
-        assert (work.genome.parameters["mode"], work.workload) == (mode, WORKLOAD)
+    for work in (gated, later):
+        assert (work.genome.parameters["mode"], work.workload) == ("hang", WORKLOAD)
         assert 0 <= work.left_s <= 6
     assert executor.in_flight() == ()
 

@@ -28,7 +28,7 @@ class Browser:
     driver: Any
 
     def view(self, size: tuple[int, int], *, dark: bool = False) -> None:
-        """A window of that size, of a user who likes that scheme, and no motion: a page that still scrolls has not settled."""
+        """A window of that size, of a user who likes that scheme, and no motion: what still scrolls has not settled."""
         width, height = size
         self.cdp(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600

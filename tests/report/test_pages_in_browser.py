@@ -109,15 +109,12 @@ look();
 """
 
 
-@pytest.mark.parametrize(("size", "dark"), [(PHONE, False), (DESKTOP, True)], ids=["phone-light", "desktop-dark"])
-def test_a_live_page_follows_the_search_unless_it_is_paused(
-    browser: Browser, served: tuple[Path, str], size: tuple[int, int], dark: bool
-) -> None:
+def test_a_live_page_follows_the_search_unless_it_is_paused(browser: Browser, served: tuple[Path, str]) -> None:
     path, url = served
     host = url.split("/")[2]
     browser.driver.set_script_timeout(200)
     with Store.open(path, write=True) as store:
-        browser.view(size, dark=dark)
+        browser.view(PHONE)
         browser.open(url)
         assert browser.driver.execute_async_script(WAIT, "No run is recorded here")
         search = Recording(store, Plan(name="live", evaluations=90, failing={}))
@@ -140,6 +137,8 @@ def test_a_live_page_follows_the_search_unless_it_is_paused(
         assert browser.driver.execute_async_script(WAIT, "the winner against a second copy")
         browser.open(url)
         assert browser.driver.execute_async_script(WAIT, "finished")
+    assert browser.overflow() <= 0
+    browser.view(DESKTOP)
     assert browser.overflow() <= 0
     assert browser.foreign(host) == []
     assert browser.complaints() == []
