@@ -4,21 +4,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import le
-from typing import Any
 
 from sqlalchemy import and_, func, select
 
 from evo.analysis.times import RelativeTime, search_times
 from evo.errors import UnknownNameError, UsageError
+from evo.evaluation import Check
 from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range
-from evo.lineage.read import CHECK_NAMES, read_details, record_of, resolve_run
+from evo.lineage.read import read_details, record_of, resolve_run
 from evo.lineage.store import Store
 from evo.problem.space import Value
 
 _c, _i, _b, _d = m.Candidate, m.Task, m.Build, m.Detail
-_ERROR, _ALLOWED = CHECK_NAMES.index("error"), CHECK_NAMES.index("allowed")
 
 _FIELDS = {"time": "ratio", "registers": "registers", "spills": "spill_bytes", "shared": "smem_bytes", "error": "error"}
 AXES = tuple(_FIELDS)
@@ -68,16 +67,15 @@ def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> 
         rows = connection.execute(timed).all()
         times = search_times(connection, key, [row.key for row in rows])
         details = read_details(connection, _d.candidate_id.between(*key_range(key)), _d.round == 0)
-        errors = {told.candidate_id: _error(told.cases) for told in details}
+        errors = {told.candidate_id: _error(told.checks) for told in details}
     for row in rows:
         record = record_of(Nondominated, row, error=errors.get(row.key), **times[row.key].figures())
         tasks[row.task].append(record)
     return [record for task in sorted(tasks) for record in _front(tasks[task], [_FIELDS[axis] for axis in axes])]
 
 
-def _error(cases: Sequence[Sequence[Any]]) -> float | None:
-    figures = ((case[_ERROR], case[_ALLOWED]) for case in cases)
-    return max((error / allowed for error, allowed in figures if allowed and error is not None), default=None)
+def _error(checks: Sequence[Check]) -> float | None:
+    return max((c.error / c.allowed for c in checks if c.allowed and c.error is not None), default=None)
 
 
 def _front(records: Sequence[Nondominated], fields: Sequence[str]) -> list[Nondominated]:

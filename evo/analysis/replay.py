@@ -77,18 +77,14 @@ class RecordedSpace:
         """records: of configuration, time if it has one, cost in seconds."""
         found = list(records)
         self.names = list(dict.fromkeys(name for point, _, _ in found for name in point))
-        rows = [[point.get(name, _INACTIVE) for name in self.names] for point, _, _ in found]
-        self.parameters = tuple(_parameter(n, column) for n, column in zip(self.names, zip(*rows, strict=True), strict=True))
-        keys = [tuple(map(str, row)) for row in rows]
-        self._points: dict[tuple[str, ...], Point] = dict(
-            zip(keys, (dict(zip(self.names, row, strict=True)) for row in rows), strict=True)
-        )
-        self._times = dict(zip(keys, (time for _, time, _ in found), strict=True))
-        self._costs_s = dict(zip(keys, (cost_s for _, _, cost_s in found), strict=True))
-        self._sorted_keys = sorted(self._points)
-        costs = np.array(list(self._costs_s.values()))
-        passed = np.array([t is not None for t in self._times.values()])
-        self._best_first = np.array(sorted(t for t in self._times.values() if t is not None))
+        points: list[Point] = [{name: point.get(name, _INACTIVE) for name in self.names} for point, _, _ in found]
+        self.parameters = tuple(_parameter(name, [point[name] for point in points]) for name in self.names)
+        self._records = {self._key(p): (p, time, cost_s) for p, (_, time, cost_s) in zip(points, found, strict=True)}
+        self._sorted_keys = sorted(self._records)
+        times = [time for _, time, _ in self._records.values()]
+        costs = np.array([cost_s for _, _, cost_s in self._records.values()])
+        passed = np.array([time is not None for time in times])
+        self._best_first = np.array(sorted(time for time in times if time is not None))
         begin_s, self.budget_s = (self._evaluations(share) * float(np.median(costs)) for share in (_START, _CUTOFF))
         failing_s = 0.0 if passed.all() else float(costs[~passed].mean() * (~passed).mean())
         self._grid = np.linspace(begin_s, self.budget_s, _GRID_POINTS)
@@ -110,18 +106,17 @@ class RecordedSpace:
 
     def sample(self, rng: random.Random) -> Point:
         """Each as likely as another."""
-        return self._points[rng.choice(self._sorted_keys)]
+        return self._records[rng.choice(self._sorted_keys)][0]
 
     def nearest(self, rng: random.Random, point: Mapping[str, Value]) -> Point:
         """One of those nearest to `point`."""
         away = self._squares - 2.0 * (self._at @ self._position(point))  # squared, up to a constant
         nearest = np.argpartition(away, min(_NEAREST, len(away) - 1))[:_NEAREST]
-        return self._points[self._sorted_keys[rng.choice(sorted(nearest))]]
+        return self._records[self._sorted_keys[rng.choice(sorted(nearest))]][0]
 
     def evaluate(self, genome: Genome) -> tuple[float | None, float]:
         """Its time, if it has one, and what it costs in seconds."""
-        key = self._key(genome.parameters)
-        return self._times[key], self._costs_s[key]
+        return self._records[self._key(genome.parameters)][1:]
 
     def curve(self, replays: Sequence[Replay]) -> NDArray[np.float64]:
         """The share of the way from random search to the optimum that they have come on average, over the budget."""
@@ -145,7 +140,7 @@ class RecordedSpace:
     @cached_property
     def _at(self) -> NDArray[np.float64]:
         """By sorted key: where points lie. A parameter's values are 1 apart at most, and categories exactly."""
-        return np.stack([self._position(self._points[key]) for key in self._sorted_keys])
+        return np.stack([self._position(self._records[key][0]) for key in self._sorted_keys])
 
     @cached_property
     def _squares(self) -> NDArray[np.float64]:
@@ -166,7 +161,7 @@ class RecordedSpace:
         return math.ceil(worse / (len(self._best_first) + 1 - worse))
 
     def _is_recorded(self, point: Mapping[str, object]) -> bool:
-        return self._key(point) in self._points
+        return self._key(point) in self._records
 
     def _key(self, point: Mapping[str, object]) -> tuple[str, ...]:
         return tuple([str(point[n]) for n in self.names])

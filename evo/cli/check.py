@@ -41,7 +41,7 @@ from evo.cli.recorded import (
     workload_of,
 )
 from evo.cli.screen import CheckLines
-from evo.cli.search import choose_arch, load_context, open_workers
+from evo.cli.search import load_context, open_workers
 from evo.cli.tables import Terminal, short_workload, time_cells
 from evo.errors import DeviceError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Build, Status
@@ -412,8 +412,9 @@ def bench(
 ) -> None:
     """Time the best known candidate and the kernel's default against its baselines, interleaved in one race."""
     problem, chosen, first = load_context(kernel, target, arch[0] if arch else None)
-    archs = [first, *(choose_arch(chosen, a) for a in (arch or [])[1:])]
+    archs = [first, *(arch or [])[1:]]
     for a in archs:
+        find_target(chosen).limits(a)  # raises where it is not known
         if reason := find_target(chosen).runs(a):
             raise UsageError(f"code for {a} cannot be timed here: {reason}")
     workloads = check_workloads(problem, chosen, workload or [])

@@ -10,7 +10,7 @@ import typer
 from rich.filesize import decimal
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
-from evo.errors import StoreError, UsageError
+from evo.errors import UsageError
 from evo.lineage.database import back_up, locate, shown, translated
 from evo.lineage.merge import merge as merge_store
 from evo.lineage.prune import Part, chosen_runs
@@ -123,8 +123,5 @@ def backup(
 
 def _must_be_a_database(db: str) -> None:
     """Opened for writing, it would be made."""
-    path = locate(db).path
-    if path is not None and not path.exists():
-        raise StoreError(f"there is no database {path}; name another with --db")
     with suppress(OlderSchemaError):
         Store.open(db, write=False).close()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,20 +59,15 @@ def _is_line_due(last: float, progress: Progress) -> bool:
     return time.monotonic() - last >= (LINE_EVERY_S if progress.elapsed_s < 60 else 12 * LINE_EVERY_S)
 
 
-class PlainLines:
+class PlainLines(nullcontext[None]):
     """A line whenever something better is found, and one every five seconds, after a minute every minute; nothing on a quiet
     console."""
 
     def __init__(self, console: Console, workloads: Sequence[str]) -> None:
+        super().__init__()
         self._console, self._workloads = console, workloads
         self._improvements = 0
         self._last = time.monotonic()
-
-    def __enter__(self) -> PlainLines:
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        return None
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)

@@ -91,33 +91,19 @@ def load_context(
         target = "cuda"
     elif target is None and len(problem.dtypes) == 1:  # whether such a device is present or not
         (target,) = problem.dtypes
-    if elsewhere is not None:
-        asked = elsewhere.target
-        problem.check_target(asked.name)
-        arch = arch or asked.device().arch
-        asked.limits(arch)
-        return problem, asked.name, arch
-    chosen = choose_target(target)
-    problem.check_target(chosen)
-    return problem, chosen, choose_arch(chosen, arch)
+    asked = elsewhere.target if elsewhere else find_target(target or _best_present())
+    problem.check_target(asked.name)
+    arch = arch or asked.device().arch
+    asked.limits(arch)  # raises where it is not known
+    return problem, asked.name, arch
 
 
-def choose_target(name: str | None) -> str:
-    """The target named, which must exist; else cuda where a GPU answers, else cpu."""
-    if name is not None:
-        find_target(name)
-        return name
+def _best_present() -> str:
+    """cuda where a GPU answers, else cpu."""
     for candidate in ("cuda", *(n for n in target_names() if n != "cuda")):
         if answers(candidate):
             return candidate
     raise DeviceError("neither a CUDA GPU nor a C++ compiler answers here; see: evo doctor")
-
-
-def choose_arch(target: str, arch: str | None) -> str:
-    """The architecture named, which must be known; else the present device's. Raises DeviceError."""
-    chosen = arch or find_target(target).device().arch
-    find_target(target).limits(chosen)
-    return chosen
 
 
 def open_workers(target: str, db: str, job: Mapping[str, Any] | None = None) -> AbstractContextManager[Executor]:
@@ -288,13 +274,15 @@ def _begun(job: Mapping[str, Any], db: str) -> StoredRun | None:
 
 @contextmanager
 def open_search(job: Mapping[str, Any], db: str) -> Iterator[tuple[Store, StoredRun, Executor]]:
-    """A new run that is ready to be carried out, with its workers. Raises what `configure` and `create_run` raise."""
+    """A new run that is ready to be carried out, with its workers. Raises what `configure` and `check_default` raise,
+    and StoreError for a name that is taken."""
     with ExitStack() as opened:
         elsewhere = opened.enter_context(open_elsewhere(job, db))
         spec = configure(job, db, elsewhere)
         workers = elsewhere or opened.enter_context(open_workers(spec.target, db, job))
         store = opened.enter_context(Store.open(db, write=True))
-        yield store, create_run(store, spec, workers), workers
+        check_default(workers, spec)
+        yield store, store.create_run(spec, describe_environment(workers.target)), workers
 
 
 @contextmanager
@@ -333,13 +321,6 @@ def resume(
         print_json(record)
     if not _has_winner(record):
         raise typer.Exit(1)
-
-
-def create_run(store: Store, spec: RunSpec, executor: Executor) -> StoredRun:
-    """Raises what `check_default` raises, and StoreError for a name that is taken."""
-    environment = describe_environment(executor.target)
-    check_default(executor, spec)
-    return store.create_run(spec, environment)
 
 
 def prolong(
@@ -630,7 +611,7 @@ def _carry_out(
     found = read_run_finals(store, run.name, kernel.ceilings)
     started = float(psutil.Process().create_time())  # a user waits for the imports, too
     record = outcome_record(outcome, found, started, store, before)
-    if export is not None and outcome.has_winner:
+    if export is not None and _has_winner(record):
         from evo.cli.export import export_run
 
         record["export"] = [str(p) for p in export_run(store, run.name, export, db)]

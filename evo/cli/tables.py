@@ -34,9 +34,7 @@ def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
 
 
 def cell(value: Any) -> Text:
-    """Any value as it is to be read; "-" for None. A Text is printed as it is."""
-    if isinstance(value, Text):
-        return value
+    """Any value as it is to be read; "-" for None."""
     if value is None:
         return Text("-")
     if isinstance(value, bytes):

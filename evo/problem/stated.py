@@ -115,10 +115,6 @@ def _wrong_tensor(argument: Any, tensor: Any, workload: Any) -> str:
     return ""
 
 
-def _wrong_space(kernel: Kernel, found: Any, *given: Any) -> str:
-    return "" if isinstance(found, Space) else f"must return a Space, and returns {_shown(found)}"
-
-
 def _wrong_cost(kernel: Kernel, found: Any, workload: Any) -> str:
     if type(found).__name__ != "Cost":
         return f"must return a Cost, and returns {_shown(found)}"
@@ -127,12 +123,11 @@ def _wrong_cost(kernel: Kernel, found: Any, workload: Any) -> str:
     return ""
 
 
-def _wrong_text(kernel: Kernel, found: Any, *given: Any) -> str:
-    return "" if isinstance(found, str) else f"must return a text, empty for what is right, and returns {_shown(found)}"
+def _is(kind: type, what: str) -> Callable[..., str]:
+    def wrong(kernel: Kernel, found: Any, *given: Any) -> str:
+        return "" if isinstance(found, kind) else f"must return {what}, and returns {_shown(found)}"
 
-
-def _anything(kernel: Kernel, found: Any, *given: Any) -> str:
-    return ""
+    return wrong
 
 
 def _shown(found: object) -> str:
@@ -140,16 +135,12 @@ def _shown(found: object) -> str:
 
 
 _WRONG: dict[str, Callable[..., str]] = {
+    **dict.fromkeys(("reference", "same_dtype", "plan", "compile_flags", "own_tolerance"), lambda *given: ""),
     "inputs": _wrong_inputs,
-    "reference": _anything,
-    "same_dtype": _anything,
     "cases": _sequence_of("Case", some=True),
     "neighbours": _sequence_of("Workload", some=False),
-    "space": _wrong_space,
-    "plan": _anything,
+    "space": _is(Space, "a Space"),
     "cost": _wrong_cost,
-    "compile_flags": _anything,
-    "validate": _wrong_text,
-    "own_tolerance": _anything,
+    "validate": _is(str, "a text, empty for what is right"),
 }
 """By function of a kernel, what is wrong with what it has returned for its arguments; empty if nothing is."""

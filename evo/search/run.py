@@ -110,10 +110,6 @@ class Outcome:
     search: Search
     finals: tuple[Finals, ...] = ()
 
-    @property
-    def has_winner(self) -> bool:
-        return any(f.winner for f in self.finals)
-
 
 def plan_run(
     *,

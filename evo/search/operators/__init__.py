@@ -92,12 +92,12 @@ def repair(
     broken = _broken(space, point, constraints, len(space.constraints))
     if broken and (near := space.repaired(rng, point)) is not None:
         return near
-    free = _free(space, point, keep)
+    movable = free(space, point, keep)
     kept = {name: point[name] for name in keep if name in point}
     for _ in range(steps):
-        if not broken or not free:
+        if not broken or not movable:
             break
-        p = rng.choice(free)
+        p = rng.choice(movable)
         # A kept parameter that one move turned off has its value again when another turns it on.
         known = {**kept, **point} if p.name in space.conditions else point
         moved = change(rng, space, known, {p.name: move(rng, p, point[p.name])})
@@ -108,7 +108,7 @@ def repair(
         whole = (i for i in constraints if i not in broken)
         after = still + _broken(space, moved, whole, len(broken) - len(still) + 1)
         if len(after) <= len(broken):
-            point, broken, free = moved, after, _free(space, moved, keep)
+            point, broken, movable = moved, after, free(space, moved, keep)
     return None if broken else point
 
 
@@ -117,5 +117,6 @@ def _broken(space: Space, point: Point, which: Iterable[int], at_most: int) -> l
     return list(islice((i for i in which if not space.constraints[i].holds(point)), at_most))
 
 
-def _free(space: Space, point: Point, keep: Collection[str]) -> list[Parameter]:
+def free(space: Space, point: Point, keep: Collection[str] = ()) -> list[Parameter]:
+    """Parameters that are active in the point, are not to be kept, and have another value."""
     return [p for p in space.parameters if p.name in point and p.name not in keep and len(p.values) > 1]

@@ -5,12 +5,12 @@ from collections.abc import Collection, Sequence
 
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
-from evo.search.operators import Operator
+from evo.search.operators import Operator, free
 
 
 def draw(rng: random.Random, space: Space, parents: Sequence[Genome]) -> tuple[Point, Collection[str]] | None:
     start = parents[0].parameters
-    names = [p.name for p in space.parameters if p.name in start and len(p.values) > 1]
+    names = [p.name for p in free(space, start)]
     if not names:
         return None
     count = rng.randint(min(2, len(names)), max(2, len(names) // 2))

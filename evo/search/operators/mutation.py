@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
-from evo.search.operators import Operator, change, move
+from evo.search.operators import Operator, change, free, move
 
 _ONE_MORE = 0.35
 """Chance of each further parameter: 65% of mutations move one, 23% two, 8% three."""
@@ -13,7 +13,7 @@ _ONE_MORE = 0.35
 
 def draw(rng: random.Random, space: Space, parents: Sequence[Genome]) -> tuple[Point, Collection[str]] | None:
     start = parents[0].parameters
-    movable = [p for p in space.parameters if p.name in start and len(p.values) > 1]
+    movable = free(space, start)
     if not movable:
         return None
     count = 1

@@ -8,12 +8,12 @@ from collections.abc import Collection, Sequence
 
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
-from evo.search.operators import Operator
+from evo.search.operators import Operator, free
 
 
 def draw(rng: random.Random, space: Space, parents: Sequence[Genome]) -> tuple[Point, Collection[str]] | None:
     start = parents[0].parameters
-    blocks = [p for p in space.parameters if p.structural and p.name in start and len(p.values) > 1]
+    blocks = [p for p in free(space, start) if p.structural]
     if not blocks:
         return None
     block = rng.choice(blocks)

@@ -61,11 +61,6 @@ class TpeSampler:
         self._told = 0
         self._first = deque(first_proposals(space))
 
-    @property
-    def begins(self) -> bool:
-        """Whether there are given points left to be proposed."""
-        return bool(self._first)
-
     def ask(self, order: int) -> Proposal:
         proposal = self._propose()
         self.adopt(order, proposal)
