@@ -204,14 +204,15 @@ def read_tried(connection: Connection, run_id: int, task: int | None = None) -> 
 
 def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
     """By key, for the candidates of a run that were refused: what the gate said of the first failed case, or a line of the
-    log."""
-    refused = select(_c.id, _c.log).where(_c.id.between(*key_range(run_id)), _c.status.not_in(PASSED))
-    found = {key: error_line(log) for key, log in connection.execute(refused)}
+    log; of equal code what was said of the first."""
+    refused = select(_c.id, _c.log, _c.same_code_as_id).where(_c.id.between(*key_range(run_id)), _c.status.not_in(PASSED))
+    rows = connection.execute(refused).all()
+    found = {key: error_line(log) for key, log, _ in rows}
     within = (_d.candidate_id.between(*key_range(run_id)), _d.candidate_id.in_(refused.with_only_columns(_c.id)))
     for told in read_details(connection, *within, _d.round == 0):
         failed = next((f"{check.case}: {check.reason}" for check in told.checks if not check.passed), None)
         found[told.candidate_id] = failed or found[told.candidate_id] or error_line(told.log)
-    return found
+    return found | {key: found[first] for key, _, first in rows if first in found}
 
 
 def _grouped(rows: Sequence[Any], key: Callable[[Any], tuple[str, ...]]) -> list[tuple[tuple[str, ...], list[Any]]]:

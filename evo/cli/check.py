@@ -174,12 +174,13 @@ def _branch_record(branch: Checked) -> dict[str, Any]:
 
 def _print_branches(console: Terminal, record: dict[str, Any], again: str, random_cases: int) -> None:
     rows, branches = [], record["branches"]
-    for b in branches:
+    names = [" ".join(f"{k}={v}" for k, v in b["changes"].items()) or "default" for b in branches]
+    for b, name in zip(branches, names, strict=True):
         known = b["registers"] is not None
         gated = f"{b['cases']} ok" if b["gate"] == "ok" else b["gate"] or "-"
         row = {
             "workload": short_workload(b["workload"], record["kernel"]),
-            "branch (what differs from the default)": " ".join(f"{k}={v}" for k, v in b["changes"].items()) or "default",
+            "branch (what differs from the default)": name,
             ">registers": b["registers"],
             ">spills B": b["spill_bytes"] if known else None,
             ">smem B": (b["smem_static_bytes"] or 0) + (b["smem_dynamic_bytes"] or 0) if known else None,
@@ -190,9 +191,9 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
         }
         rows.append(row)
     console.print_rows(rows, ["" if b["passed"] else "red" for b in branches])
-    for b in branches:
+    for b, name in zip(branches, names, strict=True):
         if not b["passed"]:
-            console.say(f"{short_workload(b['workload'], record['kernel'])} {b['changes']}: {b['log']}", "red", lines=True)
+            console.say(f"{short_workload(b['workload'], record['kernel'])} {name}: {b['log']}", "red", lines=True)
     compiled = sum(b["build"] == "ok" for b in branches)
     text = f"{record['kernel']} for {record['arch']}: {compiled} of {len(branches)} branches compiled"
     if gated := [b for b in branches if b["gate"]]:
@@ -279,8 +280,7 @@ def _workload_record(result: Checked) -> dict[str, Any]:
 
 
 def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None:
-    found = ((w["workload"], c) for w in record["workloads"] for c in w["cases"])
-    cases = list({(workload, c["case"], c["passed"]): (workload, c) for workload, c in found}.values())
+    cases = [(w["workload"], c) for w in record["workloads"] for c in w["cases"]]
     rows = [
         {
             "workload": short_workload(workload, record["kernel"]),

@@ -11,7 +11,7 @@ import typer
 from evo.cli.options import Json, answer
 from evo.cli.tables import Terminal
 from evo.errors import CompileError, UnknownNameError, UsageError, error_line
-from evo.problem.kernel import DTYPE_BYTES, UNFILLED, Argument, unfilled
+from evo.problem.kernel import DTYPE_BYTES, UNFILLED, Argument, kernel_names, unfilled
 from evo.problem.render import ENTRY_POINT, Source, code_of, define_macros, definitions, template_environment, uses
 from evo.targets import answers, find_target
 
@@ -43,6 +43,8 @@ def new(
     folder = Path(name)
     if not (name.isascii() and name.isidentifier()):
         raise UsageError(f"{name!r} cannot be a kernel's name: use letters, digits and underscores, no digit first")
+    if name in kernel_names():
+        raise UsageError(f"{name!r} is the name of a kernel that comes with evo: choose another; nothing was written")
     if folder.exists():
         raise UsageError(f"{name} exists: choose another name, or remove it; nothing was written")
     if cu is not None:

@@ -298,8 +298,8 @@ def slower(record: Mapping[str, Any]) -> str:
 
 
 def faster_torch(sizes: str, where: str, ratio: float) -> str:
-    """ratio: a variant's time over PyTorch's. Up to 1 it is said to be as fast."""
-    verdict = "faster" if ratio > 1 else "as fast"
+    """ratio: a variant's time over PyTorch's. Where what is printed of it is 1.00, they are said to be as fast."""
+    verdict = "faster" if round(1 / ratio, 2) < 1 else "as fast"
     return f"measured to be {verdict} at {sizes} on {where}, where a variant has {1 / ratio:.2f} times its speed"
 
 

@@ -166,7 +166,7 @@ def _at(output: torch.Tensor | None, expected: Expected, found: Callable[..., to
     for size in reversed(error.shape):  # torch.unravel_index imports for half a second
         place, here = divmod(place, size)
         at.insert(0, here)
-    return f": {result:.6g} at {at}, " + (f"{off:.3g} from {wanted:.6g}" if math.isfinite(wanted) else f"not {wanted}")
+    return f": {result:.6g} at {at} instead of {wanted:.6g}" + (f" ({off:.3g} off)" if math.isfinite(off) else "")
 
 
 def compare(output: torch.Tensor, expected: Expected) -> tuple[float | None, str]:

@@ -5,7 +5,7 @@ the neighbouring sizes that the finals gate it on; `measure_ablation` times a ca
 all of them made one after the other, in one race.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Check, Evaluation, Gain, Status, Timing
 from evo.executors import InFlight
 from evo.measure import RaceResult
+from evo.measure.cases import is_case_text
 from evo.measure.clock import paired_gain
 from evo.problem.genome import Change, Genome
 from evo.problem.kernel import Case, Kernel, Workload
@@ -39,8 +40,8 @@ class _Subject(NamedTuple):
     genome: Genome
     changes: Point = {}  # noqa: RUF012
     """What differs from the default there."""
-    cases: tuple[Case, ...] = ()
-    """That it is gated on beyond the kernel's own."""
+    batches: Sequence[tuple[Case, ...]] = ((),)
+    """Cases that it is gated on beyond the kernel's own, one batch after another until one is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +103,7 @@ def check_kernel(
         points = own.space.branches()
         for point in points:
             changes = {k: v for k, v in point.items() if points[0].get(k) != v}
-            for batch in [*_batches(own, random_cases)] or [()]:
-                subjects.append(_Subject(own, Genome.of(point), changes, (*named, *batch)))
+            subjects.append(_Subject(own, Genome.of(point), changes, _batches(own, named, random_cases)))
     return _check(subjects, timed, gate, observe)
 
 
@@ -125,11 +125,10 @@ def check_candidate(
     Raises UsageError if the data of its timing do not fit this machine, or for a case of other code.
     """
     tasks = task.with_neighbours(genome)
-    own, *of_neighbours = zip(tasks, _of_their_code(tasks, cases), strict=True)
-    first, *more = [*_batches(task, random_cases)] or [()]
-    subjects = [_Subject(one, genome, cases=of_one) for one, of_one in ((task, own[1] + first), *of_neighbours)]
+    (_, named), *of_neighbours = zip(tasks, _of_their_code(tasks, cases), strict=True)
+    subjects = [_Subject(task, genome, batches=_batches(task, named, random_cases))]
+    subjects += [_Subject(near, genome, batches=(of_one,)) for near, of_one in of_neighbours]
     results, too_large = _check(subjects, frozenset({task.workload}), gate, observe)
-    results += _check([_Subject(task, genome, cases=batch) for batch in more], frozenset(), gate, observe)[0]
     for reason in too_large.values():
         raise UsageError(reason)
     return results
@@ -144,11 +143,17 @@ def _of_their_code(tasks: Sequence[TaskExecutor], cases: tuple[Case, ...]) -> li
     return found
 
 
-def _batches(task: TaskExecutor, number: int) -> Iterator[tuple[Case, ...]]:
-    """So many random cases."""
+def _batches(task: TaskExecutor, named: tuple[Case, ...], number: int) -> list[tuple[Case, ...]]:
+    """So many random cases, behind those that are named."""
     drawn = task.random_cases(number)
-    for start in range(0, len(drawn), _CASES_AT_ONCE):
-        yield drawn[start : start + _CASES_AT_ONCE]
+    first, *more = [drawn[i : i + _CASES_AT_ONCE] for i in range(0, len(drawn), _CASES_AT_ONCE)] or [()]
+    return [named + first, *more]
+
+
+def _joined(before: Evaluation, found: Evaluation) -> Evaluation:
+    """With what a further batch adds: the kernel's own cases are in each."""
+    further = tuple(check for check in found.checks if is_case_text(check.case) or not check.passed)
+    return replace(before if found.status is Status.OK else found, checks=before.checks + further)
 
 
 def _check(
@@ -166,17 +171,22 @@ def _check(
             observe(len(results), len(building), work, changes)
         return future.result()
 
-    for (task, genome, changes, cases), future in building:
+    for (task, genome, changes, batches), future in building:
         workload, build, measurement = task.workload, result_of(future), None
         time = workload in timed and workload not in too_large
-        if gate and build.binary is not None:
+        cases: tuple[Case, ...] = ()
+        for batch in batches if gate and build.binary is not None else ():
+            cases += batch
             try:
-                measurement = result_of(task.measure(genome, build, time=time, cases=cases))
+                found = result_of(task.measure(genome, build, time=time and measurement is None, cases=batch))
             except UsageError as error:
                 if not time:
                     raise
                 time, too_large[workload] = False, str(error)
-                measurement = result_of(task.measure(genome, build, time=False, cases=cases))
+                found = result_of(task.measure(genome, build, time=False, cases=batch))
+            measurement = found if measurement is None else _joined(measurement, found)
+            if measurement.status is not Status.OK:
+                break
         results.append(
             Checked(
                 workload=workload,

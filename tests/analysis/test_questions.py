@@ -57,6 +57,15 @@ class TestFailures:
         assert stages.candidates + stages.elsewhere < 400, "only those that have the parameter are compared"
         assert (stages.refused, stages.frequent, stages.structural) == (0, False, None)
 
+    def test_equal_code_is_refused_for_the_reason_of_the_first(self, store: Store) -> None:
+        run = s.new_run(store)
+        store.add(run, s.ref(0), s.refused(0), elapsed_s=1.0)
+        again = replace(s.refused(1), checks=(), log="equal to candidate 0", same_code_as=0)
+        store.add(run, s.ref(1), again, elapsed_s=2.0)
+        (reason,) = read_failures(store, run.name).reasons
+        assert reason.candidates == 2
+        assert "candidate 0" not in reason.reason
+
     def test_what_the_template_says_now_is_judged_by_what_happened(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:

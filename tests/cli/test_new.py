@@ -66,6 +66,9 @@ def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any,
     (tmp_path / "mine" / "note").write_text("kept")
     again = here("new", "mine")
     assert (again.code, again.sentence) == (2, "evo: mine exists: choose another name, or remove it; nothing was written")
+    taken = here("new", "layernorm")
+    assert (taken.code, (tmp_path / "layernorm").exists()) == (2, False)
+    assert "'layernorm' is the name of a kernel that comes with evo" in taken.sentence
     searched = here(
         "search", "mine", "--target", "cpu", "--workload", small, "--evaluations", "3", "--finalists", "1"
     )

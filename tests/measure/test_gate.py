@@ -228,9 +228,9 @@ OUTSIDE = "1 of 2 elements are outside the tolerance: "
     [
         ([1.0, -2.0], 0.1, (0.0, "")),
         ([1.0625, -2.0], 0.1, (0.0625, "")),
-        ([1.125, -2.0], 0.1, (0.125, OUTSIDE + "1.125 at [0], 0.125 from 1")),
-        ([INF, -2.5], 0.1, (INF, OUTSIDE.replace("1", "2", 1) + "inf at [0], inf from 1")),
-        ([1.25, -2.0], 1.0, (0.25, "error 0.25 exceeds 0.15 (PyTorch: 0.05): 1.25 at [0], 0.25 from 1")),
+        ([1.125, -2.0], 0.1, (0.125, OUTSIDE + "1.125 at [0] instead of 1 (0.125 off)")),
+        ([INF, -2.5], 0.1, (INF, OUTSIDE.replace("1", "2", 1) + "inf at [0] instead of 1")),
+        ([1.25, -2.0], 1.0, (0.25, "error 0.25 exceeds 0.15 (PyTorch: 0.05): 1.25 at [0] instead of 1 (0.25 off)")),
         ([1.0, NAN], 0.1, (None, "1 of 2 elements are NaN or were never written")),
     ],
 )
@@ -247,7 +247,7 @@ def test_what_is_not_finite_must_be_agreed_upon_exactly(value: float) -> None:
     for other in {0.0, 3.4e38, -INF, INF, NAN} - {value}:
         if other != other and value != value:
             continue
-        lost = f"1 of 1 NaN or Inf of the reference are lost: {other:.6g} at [1], not {value}"
+        lost = f"1 of 1 NaN or Inf of the reference are lost: {other:.6g} at [1] instead of {value:.6g}"
         assert verdict([1.0, other], [1.0, value]) == (None, lost)
 
 
