@@ -20,7 +20,7 @@ class UnknownNameError(UsageError):
     """No such kernel, target, sampler, parameter, run, ...; offers the nearest names there are."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        names = sorted(known)
+        names = sorted({*known})
         near = difflib.get_close_matches(name, names, n=3)
         offer = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
         super().__init__(f"unknown {kind} {name!r}; {offer}")

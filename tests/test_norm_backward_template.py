@@ -81,8 +81,8 @@ def test_every_structural_branch_on_a_cpu_passes_the_gate(kernel: Kernel, dtype:
 
 
 @pytest.mark.slow
-def test_every_value_of_a_knob_passes_the_gate_on_a_cpu(tmp_path: Path) -> None:
-    kernel = load_kernel("layernorm_backward")  # of the same source
+@of_both
+def test_every_value_of_a_knob_passes_the_gate_on_a_cpu(kernel: Kernel, tmp_path: Path) -> None:
     space = kernel.space("cpu", problem(kernel), SESSION.limits)
     near = ({**space.default, p.name: v} for p in space.parameters for v in p.values if v != space.default[p.name])
     gate_passes(kernel, filter(space.is_legal, near), tmp_path)

@@ -274,7 +274,7 @@ def _workload_record(result: Checked) -> dict[str, Any]:
         "gate": str(measured.status) if measured else None,
         "passed": result.passed,
         "cases": [asdict(c) for c in checks],
-        "not_run": [name for name in result.cases if name not in seen],
+        "not_run": [*(name for name in result.cases if name not in seen), *result.left],
         "log": "" if status.passed else (measured.log if measured else build.log),
     }
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import ClassVar, NamedTuple, TypeVar
 
 from evo.errors import EvoError, UsageError
@@ -54,6 +55,8 @@ class Checked:
     """What differs from the default; empty for the default itself."""
     cases: tuple[str, ...]
     """Names of the gate's cases, in order, with those asked for beyond the kernel's. The gate ends at the first refused."""
+    left: tuple[str, ...]
+    """Names of those that come behind a batch with a refusal."""
     build: Build
     measurement: Evaluation | None = None
     """None if it was not run: it did not compile, or was only to be compiled."""
@@ -100,10 +103,10 @@ def check_kernel(
     subjects: list[_Subject] = []
     tasks = [replace(task, workload=workload) for workload in workloads]
     for own, named in zip(tasks, _of_their_code(tasks, cases), strict=True):
-        points = own.space.branches()
+        points, batches = own.space.branches(), _batches(own, named, random_cases)
         for point in points:
             changes = {k: v for k, v in point.items() if points[0].get(k) != v}
-            subjects.append(_Subject(own, Genome.of(point), changes, _batches(own, named, random_cases)))
+            subjects.append(_Subject(own, Genome.of(point), changes, batches))
     return _check(subjects, timed, gate, observe)
 
 
@@ -174,9 +177,9 @@ def _check(
     for (task, genome, changes, batches), future in building:
         workload, build, measurement = task.workload, result_of(future), None
         time = workload in timed and workload not in too_large
-        cases: tuple[Case, ...] = ()
+        reached = 0
         for batch in batches if gate and build.binary is not None else ():
-            cases += batch
+            reached += 1
             try:
                 found = result_of(task.measure(genome, build, time=time and measurement is None, cases=batch))
             except UsageError as error:
@@ -192,7 +195,8 @@ def _check(
                 workload=workload,
                 genome=genome,
                 changes=changes,
-                cases=tuple(case.name for case in (*task.problem.cases(task.target, workload), *cases)),
+                cases=tuple(case.name for case in (*task.problem.cases(task.target, workload), *chain(*batches[:reached]))),
+                left=tuple(case.name for case in chain(*batches[reached:])),
                 build=build,
                 measurement=measurement,
                 timed=time and measurement is not None,

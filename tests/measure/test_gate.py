@@ -140,7 +140,7 @@ def test_the_gate_refuses_no_genome_of_the_search_space(
 ) -> None:
     workload = KERNEL.workload("cpu", f"rows=64,cols=256,dtype={dtype}")
     space = KERNEL.space("cpu", workload, TARGET.limits("native"))
-    rng, genomes = random.Random(seed), dict[str, Genome]()
+    rng, genomes = random.Random(seed), {g.digest: g for g in [Genome.of(space.complete(space.default))]}
     while len(genomes) < 7:
         genome = Genome.of(space.sample(rng))
         genomes[genome.digest] = genome
