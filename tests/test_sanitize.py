@@ -202,6 +202,7 @@ def test_a_finalist_with_a_fault_that_the_gate_does_not_see_is_refused_where_tha
     here = partial(run_here, capsys)
     search = ["search", toy, "--target", "cpu", "--evaluations", "1", "--finalists", "1", "--fix", "unroll=1"]
     search += ["--fix", "mode=reads beyond", "--db", str(tmp_path / "lineage.db")]
+    assert here(*search).code == 0
     assert here(*search, "--sanitize-finals", "--name", "sanitized").code == 1
     shown = here("show", "sanitized", "--db", str(tmp_path / "lineage.db")).out
     assert " was refused: wrong: under address: heap-buffer-overflow " in shown

@@ -173,13 +173,14 @@ def _branch_record(branch: Checked) -> dict[str, Any]:
 
 
 def _print_branches(console: Terminal, record: dict[str, Any], again: str, random_cases: int) -> None:
-    rows, branches = [], record["branches"]
-    names = [" ".join(f"{k}={v}" for k, v in b["changes"].items()) or "default" for b in branches]
-    for b, name in zip(branches, names, strict=True):
+    rows, refusals, branches = [], [], record["branches"]
+    for b in branches:
+        workload = short_workload(b["workload"], record["kernel"])
+        name = " ".join(f"{k}={v}" for k, v in b["changes"].items()) or "default"
         known = b["registers"] is not None
         gated = f"{b['cases']} ok" if b["gate"] == "ok" else b["gate"] or "-"
         row = {
-            "workload": short_workload(b["workload"], record["kernel"]),
+            "workload": workload,
             "branch (what differs from the default)": name,
             ">registers": b["registers"],
             ">spills B": b["spill_bytes"] if known else None,
@@ -190,10 +191,11 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
             ">timed size": (b["timed"] or "-").replace("_", " "),
         }
         rows.append(row)
-    console.print_rows(rows, ["" if b["passed"] else "red" for b in branches])
-    for b, name in zip(branches, names, strict=True):
         if not b["passed"]:
-            console.say(f"{short_workload(b['workload'], record['kernel'])} {name}: {b['log']}", "red", lines=True)
+            refusals.append(f"{workload} {name}: {b['log']}")
+    console.print_rows(rows, ["" if b["passed"] else "red" for b in branches])
+    for refusal in refusals:
+        console.say(refusal, "red", lines=True)
     compiled = sum(b["build"] == "ok" for b in branches)
     text = f"{record['kernel']} for {record['arch']}: {compiled} of {len(branches)} branches compiled"
     if gated := [b for b in branches if b["gate"]]:

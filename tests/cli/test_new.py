@@ -63,6 +63,8 @@ def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any,
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ended.document["files"]
     assert "1 of 1 branches compiled" in here("check", "mine", "--arch", "sm_89", "--compile-only").out
     small = "n=100003,dtype=float32"
+    checked = here("check", "mine", "--target", "cpu", "--workload", small)
+    assert "1 of 1 passed the gate, 1 of 1 at the size that is timed" in checked.out, checked.out
     (tmp_path / "mine" / "note").write_text("kept")
     again = here("new", "mine")
     assert (again.code, again.sentence) == (2, "evo: mine exists: choose another name, or remove it; nothing was written")

@@ -155,7 +155,7 @@ def test_a_connection_that_is_lost_is_made_again_and_the_run_stays_its_searchs(p
                 other.set_status(other.run("mine"), RunStatus.RUNNING, elapsed_s=0.0)
 
 
-WRITERS, CANDIDATES, IN_ONE = 2, 250, 200
+WRITERS, CANDIDATES, IN_ONE = 2, 600, 550
 
 
 def write(where: str, number: int) -> str:
