@@ -3,7 +3,7 @@ and workload over all runs, of each run, of each workload of a run."""
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
@@ -28,6 +28,10 @@ from evo.problem.space import Value
 _c, _e, _i, _r, _t = m.Candidate, m.Environment, m.Task, m.Run, m.Timing
 MILESTONES = (1.1, 1.3, 1.5, 2.0)
 """Speed-ups over the reference whose first time is told."""
+_NEARLY = 1.15
+"""As fast as the fastest, for a start that differs from it: times that."""
+_MOST_NEAR = 256
+"""Of one run, for each workload."""
 UNCONFIRMED = "unconfirmed"
 """`Best.finals` of a run whose finals were held to their end without a winner."""
 
@@ -244,25 +248,42 @@ def find_best(
 
 
 def find_alike(
-    store: Store, kernel: Kernel, name: str, target: str, device: str, workloads: Sequence[Workload]
-) -> Iterator[Best]:
-    """The fastest candidates of earlier runs of a kernel for what is most like `workloads`: the one most alike for each of
-    these, then the next ones, of distinct genomes. See `_unlike`.
+    store: Store,
+    kernel: Kernel,
+    name: str,
+    target: str,
+    device: str,
+    workloads: Sequence[Workload],
+    fits: Callable[[Mapping[str, Value]], bool],
+    most: int,
+) -> Mapping[Genome, str]:
+    """At most `most` genomes that `fits` allows, and the candidates they are of: the fastest of earlier runs of a kernel for
+    what is most like `workloads`, the one most alike for each of these, then the next ones (see `_unlike`); after these, of
+    what was nearly as fast there, what differs in most parameters from all that are taken.
 
     name: of runs of this kernel, whatever it was then; others were of the same files.
     """
+    found: dict[Genome, str] = {}
+    near: dict[Genome, str] = {}
+    first = aliased(_c)
     with store.reading() as connection:
-        found = leaders(connection, _r.target == target, or_(_r.kernel == name, _r.kernel_digest == kernel.digest))
-    known: list[tuple[Workload, Best]] = []
-    for best in found:
-        with suppress(UsageError):  # of what the kernel was before
-            known.append((kernel.workload(target, best.workload), best))
-    ranks = [sorted(known, key=lambda pair: _unlike(pair[0], wanted) + (pair[1].device != device)) for wanted in workloads]
-    seen: set[Genome] = set()
-    for _, best in (pair for rank in zip(*ranks, strict=True) for pair in rank):
-        if (genome := Genome.of(best.parameters)) not in seen:
-            seen.add(genome)
-            yield best
+        known: list[tuple[Workload, Best]] = []
+        for best in leaders(connection, _r.target == target, or_(_r.kernel == name, _r.kernel_digest == kernel.digest)):
+            with suppress(UsageError):  # of what the kernel was before
+                known.append((kernel.workload(target, best.workload), best))
+        ranks = [sorted(known, key=lambda pair: _unlike(pair[0], w) + (pair[1].device != device)) for w in workloads]
+        for _, best in (pair for rank in zip(*ranks, strict=True) for pair in rank):
+            if len(found) < most and fits(best.parameters) and (genome := Genome.of(best.parameters)) not in found:
+                found[genome] = best.id
+                query = select(_c.genome, _c.public_id).join(first, and_(first.run_id == _c.run_id, first.task == _c.task))
+                query = query.where(first.public_id == best.id, _c.score <= _NEARLY * best.score)
+                query = query.where(_c.same_code_as_id.is_(None), unrefused())
+                rows = connection.execute(query.order_by(_c.score, _c.id).limit(_MOST_NEAR))
+                near |= {g: row.public_id for row in rows if fits((g := Genome.from_json(row.genome)).parameters)}
+    while len(found) < most and (left := near.keys() - found.keys()):
+        genome = max(sorted(left, key=str), key=lambda g: min(len(g.difference(taken)) for taken in found))
+        found[genome] = near[genome]
+    return found
 
 
 def _unlike(one: Workload, other: Workload) -> float:

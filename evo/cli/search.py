@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +62,8 @@ from evo.targets import answers, find_target, target_names
 
 _DEFAULT_BUDGET = "60s"
 _MOST_STARTS = 8
-"""Of what earlier runs found: a worthless one costs the search an evaluation."""
+"""Of what earlier runs found: a worthless one costs the search an evaluation. Ten emulated searches of two spaces each found
+within 100 to 200 candidates what was 3% faster with eight that differ than with the fastest alone."""
 Devices = Annotated[
     str | None,
     typer.Option(help="GPUs that measure: all, or 0,1,3, else one; of a cluster, the name of a kind.", show_default=False),
@@ -474,9 +475,9 @@ def _known_starts(
     own = folder.name if folder.parent == template_root().resolve() else str(folder)
     with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
         every = -(-len(workloads) // _MOST_STARTS)
-        alike = find_alike(store, kernel, own, target, device, workloads[::every])
-        fit = ((best.id, best.parameters) for best in alike if _fits(best.parameters, spaces))
-        return tuple(islice(fit, _MOST_STARTS))
+        fits = partial(_fits, spaces=spaces)
+        alike = find_alike(store, kernel, own, target, device, workloads[::every], fits, _MOST_STARTS)
+        return tuple((candidate, genome.parameters) for genome, candidate in alike.items())
     return ()
 
 
