@@ -51,6 +51,7 @@ from evo.measure import RaceResult, Request
 from evo.measure.cases import is_case_text, parse_case
 from evo.problem.genome import Genome
 from evo.problem.kernel import find_kernel, names_near
+from evo.problem.render import unread_parameters
 from evo.report.text import counted, short
 from evo.sanitize import choose_tools
 from evo.sanitize import sanitize as run_tools
@@ -111,6 +112,7 @@ def check(
         "arch": arch,
         "seed": drawn,
         "compiled_only": why_not,
+        "unread": unread_parameters(problem, target, [(b.workload, b.genome) for b in branches]),
         "branches": [_branch_record(b) for b in branches],
         "not_timed": [{"workload": w.key, "reason": reason} for w, reason in not_timed.items()],
     }
@@ -210,6 +212,8 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
         console.say(f"to repeat the last refusal:  {again} {shlex.join(words)}")
     for untimed in record["not_timed"]:
         console.say(f"{untimed['workload']} was only gated, and not timed: {untimed['reason']}")
+    for name in record["unread"]:
+        console.say(f"parameter {name} changes nothing: the template has no p.{name}, and plan does not read it")
     if record["compiled_only"]:
         console.say(f"compiled only: {record['compiled_only']}")
 

@@ -4,7 +4,7 @@ whose parameters are macros."""
 import hashlib
 import re
 from collections import Counter, UserDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from traceback import walk_tb
 from types import SimpleNamespace
 
 import jinja2
+from jinja2.meta import find_referenced_templates
 from jinja2.sandbox import SandboxedEnvironment
 
 from evo.errors import TemplateError
@@ -91,6 +92,31 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
         flags=flags,
         include_dirs=(str(kernel.folder), str(template_root())),
     )
+
+
+def unread_parameters(kernel: Kernel, target: str, points: Iterable[tuple[Workload, Genome]]) -> list[str]:
+    """Those whose values are all one code: no part of the Jinja template has a p.NAME of them, nor do `plan` and
+    `compile_flags` read them at any of these points. None are known where parts are chosen by an expression; of a plain
+    source `render` refuses them."""
+    file, folders = _template_file(kernel, target), (kernel.folder, template_root())
+    texts: dict[str, str] = {}
+    pending = [file.name] if file.suffix == ".j2" else []
+    while pending:
+        name = pending.pop()
+        texts[name] = next(path for folder in folders if (path := folder / name).is_file()).read_text(encoding="utf-8")
+        for part in find_referenced_templates(template_environment(*folders).parse(texts[name])):
+            if part is None:
+                return []
+            pending += [part] if part not in texts else []
+    read = set(re.findall(r"\bp\.(\w+)", " ".join(texts.values())))
+    known: set[str] = set()
+    for workload, genome in points if texts else ():
+        point = _Asked(genome.parameters)
+        kernel.compile_flags(target, point)
+        kernel.plan(target, point, workload)
+        read |= point.asked
+        known |= genome.parameters.keys()
+    return sorted(known - read)
 
 
 def _template_file(kernel: Kernel, target: str) -> Path:

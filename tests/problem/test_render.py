@@ -10,7 +10,7 @@ import pytest
 from evo.errors import CompileError, TemplateError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, LaunchPlan, load_kernel
-from evo.problem.render import Source, render
+from evo.problem.render import Source, render, unread_parameters
 from evo.targets import find_target
 from tests.toy_kernel import write_kernel
 
@@ -54,6 +54,22 @@ def test_what_is_wrong_in_an_included_file_is_said_with_its_name(kernel: Kernel,
     template.write_text('{% include "part.j2" %}\n' + template.read_text())
     with pytest.raises(TemplateError, match=rf"toy/part\.j2, line {line}: .*{words}"):
         rendered(kernel)
+
+
+def test_a_parameter_is_told_that_no_part_of_the_template_has_and_the_launch_does_not_read(kernel: Kernel) -> None:
+    genome, workload = Genome.of({"mode": "honest", "unroll": 4}), kernel.example("cpu")
+
+    def unread(text: str, **changes: object) -> list[str]:
+        (kernel.folder / "cpu.cpp.j2").write_text(text)
+        changed = replace(kernel, **changes)  # type: ignore[arg-type]
+        object.__setattr__(changed, "folder", kernel.folder)
+        return unread_parameters(changed, "cpu", [(workload, genome)])
+
+    (kernel.folder / "part.j2").write_text("{% if p.mode == 'other' %}{{ p.unroll }}{% endif %}")
+    assert unread('{% include "part.j2" %}') == []
+    assert unread("{{ p.mode }}") == ["unroll"]
+    assert unread("{{ p.mode }}", plan=lambda target, point, workload: LaunchPlan(threads=point["unroll"])) == []
+    assert unread("{% include p.mode ~ '.j2' %}") == []
 
 
 # -- a source whose parameters are macros -------------------------------------------------------------------------
