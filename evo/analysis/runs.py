@@ -3,7 +3,7 @@ and workload over all runs, of each run, of each workload of a run."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
@@ -28,10 +28,6 @@ from evo.problem.space import Value
 _c, _e, _i, _r, _t = m.Candidate, m.Environment, m.Task, m.Run, m.Timing
 MILESTONES = (1.1, 1.3, 1.5, 2.0)
 """Speed-ups over the reference whose first time is told."""
-_NEARLY = 1.15
-"""As fast as the fastest, for a start that differs from it: times that."""
-_MOST_NEAR = 256
-"""Of one run, for each workload."""
 UNCONFIRMED = "unconfirmed"
 """`Best.finals` of a run whose finals were held to their end without a winner."""
 
@@ -248,41 +244,39 @@ def find_best(
 
 
 def find_alike(
-    store: Store,
-    kernel: Kernel,
-    name: str,
-    target: str,
-    device: str,
-    workloads: Sequence[Workload],
-    fits: Callable[[Mapping[str, Value]], bool],
-    most: int,
-) -> Mapping[Genome, str]:
-    """At most `most` genomes that `fits` allows, and the candidates they are of: the fastest of earlier runs of a kernel for
-    what is most like `workloads`, the one most alike for each of these, then the next ones (see `_unlike`); after these, of
-    what was nearly as fast there, what differs in most parameters from all that are taken.
+    store: Store, kernel: Kernel, name: str, target: str, device: str, workloads: Sequence[Workload]
+) -> Iterator[Best]:
+    """The fastest candidates of earlier runs of a kernel for what is most like `workloads`: the one most alike for each of
+    these, then the next ones, of distinct genomes. See `_unlike`.
 
     name: of runs of this kernel, whatever it was then; others were of the same files.
     """
-    found: dict[Genome, str] = {}
-    near: dict[Genome, str] = {}
-    first = aliased(_c)
     with store.reading() as connection:
-        known: list[tuple[Workload, Best]] = []
-        for best in leaders(connection, _r.target == target, or_(_r.kernel == name, _r.kernel_digest == kernel.digest)):
-            with suppress(UsageError):  # of what the kernel was before
-                known.append((kernel.workload(target, best.workload), best))
-        ranks = [sorted(known, key=lambda pair: _unlike(pair[0], w) + (pair[1].device != device)) for w in workloads]
-        for _, best in (pair for rank in zip(*ranks, strict=True) for pair in rank):
-            if len(found) < most and fits(best.parameters) and (genome := Genome.of(best.parameters)) not in found:
-                found[genome] = best.id
-                query = select(_c.genome, _c.public_id).join(first, and_(first.run_id == _c.run_id, first.task == _c.task))
-                query = query.where(first.public_id == best.id, _c.score <= _NEARLY * best.score)
-                query = query.where(_c.same_code_as_id.is_(None), unrefused())
-                rows = connection.execute(query.order_by(_c.score, _c.id).limit(_MOST_NEAR))
-                near |= {g: row.public_id for row in rows if fits((g := Genome.from_json(row.genome)).parameters)}
-    while len(found) < most and (left := near.keys() - found.keys()):
-        genome = max(sorted(left, key=str), key=lambda g: min(len(g.difference(taken)) for taken in found))
-        found[genome] = near[genome]
+        found = leaders(connection, _r.target == target, or_(_r.kernel == name, _r.kernel_digest == kernel.digest))
+    known: list[tuple[Workload, Best]] = []
+    for best in found:
+        with suppress(UsageError):  # of what the kernel was before
+            known.append((kernel.workload(target, best.workload), best))
+    ranks = [sorted(known, key=lambda pair: _unlike(pair[0], wanted) + (pair[1].device != device)) for wanted in workloads]
+    seen: set[Genome] = set()
+    for _, best in (pair for rank in zip(*ranks, strict=True) for pair in rank):
+        if (genome := Genome.of(best.parameters)) not in seen:
+            seen.add(genome)
+            yield best
+
+
+def find_nearly_as_fast(store: Store, candidates: Iterable[str]) -> dict[Genome, str]:
+    """Genomes of distinct code from the tasks of these candidates that took at most 15% longer in the search, with their
+    candidates: task by task, the fastest first, not more than 100 of each."""
+    found: dict[Genome, str] = {}
+    best = aliased(_c)
+    query = select(_c.genome, _c.public_id).join(best, and_(best.run_id == _c.run_id, best.task == _c.task))
+    query = query.where(_c.score <= 1.15 * best.score, _c.same_code_as_id.is_(None), unrefused())
+    query = query.order_by(_c.score, _c.id).limit(100)
+    with store.reading() as connection:
+        for candidate in candidates:
+            rows = connection.execute(query.where(best.public_id == candidate))
+            found |= {Genome.from_json(row.genome): row.public_id for row in rows}
     return found
 
 

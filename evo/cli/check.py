@@ -107,12 +107,14 @@ def check(
             random_cases=cases,
             observe=None if json else CheckLines("branches"),
         )
+    points = [(b.workload, b.genome) for b in branches] if all(b.build.binary for b in branches) else []
+    unread = unread_parameters(problem, target, find_target(target).limits(arch), points)
     record = {
         "kernel": problem.name,
         "arch": arch,
         "seed": drawn,
         "compiled_only": why_not,
-        "unread": unread_parameters(problem, target, [(b.workload, b.genome) for b in branches]),
+        "unread": unread,
         "branches": [_branch_record(b) for b in branches],
         "not_timed": [{"workload": w.key, "reason": reason} for w, reason in not_timed.items()],
     }
@@ -213,7 +215,7 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
     for untimed in record["not_timed"]:
         console.say(f"{untimed['workload']} was only gated, and not timed: {untimed['reason']}")
     for name in record["unread"]:
-        console.say(f"parameter {name} changes nothing: the template has no p.{name}, and plan does not read it")
+        console.say(f"parameter {name} changes nothing: neither the template nor a launch reads it")
     if record["compiled_only"]:
         console.say(f"compiled only: {record['compiled_only']}")
 
@@ -495,11 +497,11 @@ def _for_each(
         yield name, archs[0], genome
         for arch in archs[1:]:
             space = replace(task, arch=arch).space
-            if starts := space.with_initial_points([genome.parameters]).initial_points:
-                yield name, arch, Genome.of(starts[0])
-                continue
-            broken = space.violations(space.complete({n: v for n, v in genome.parameters.items() if n in space.by_name}))
-            typer.echo(f"evo: {name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there", err=True)
+            point = space.adapted(genome.parameters)
+            if broken := space.violations(point):
+                typer.echo(f"evo: {name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there", err=True)
+            else:
+                yield name, arch, Genome.of(point)
 
 
 def _print_race(console: Terminal, task: TaskExecutor, result: RaceResult) -> None:

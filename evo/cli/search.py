@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ import psutil
 import typer
 
 from evo.analysis.finals import read_run_finals
-from evo.analysis.runs import find_alike, find_run
+from evo.analysis.runs import find_alike, find_nearly_as_fast, find_run
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
@@ -62,8 +62,8 @@ from evo.targets import answers, find_target, target_names
 
 _DEFAULT_BUDGET = "60s"
 _MOST_STARTS = 8
-"""Of what earlier runs found: a worthless one costs the search an evaluation. Ten emulated searches of two spaces each found
-within 100 to 200 candidates what was 3% faster with eight that differ than with the fastest alone."""
+"""Of what earlier runs found: a worthless one costs an evaluation for each workload. Ten emulated searches of two spaces
+were 3% better at 100 to 200 candidates with eight that differ than with the fastest alone."""
 Devices = Annotated[
     str | None,
     typer.Option(help="GPUs that measure: all, or 0,1,3, else one; of a cluster, the name of a kind.", show_default=False),
@@ -443,8 +443,7 @@ def read_starts(
             points = _recorded_points(text, kernel, target, db)
         fit = [(origin, point) for origin, point in points if _fits(point, spaces)]
         if not fit:
-            known = [(space, {k: v for k, v in p.items() if k in space.by_name}) for _, p in points for space in spaces]
-            broken = dict.fromkeys(v for space, point in known for v in space.violations(space.complete(point)))
+            broken = dict.fromkeys(v for _, p in points for space in spaces for v in space.violations(space.adapted(p)))
             raise UsageError(f"--start {text!r} is legal for none of the workloads: {'; '.join(broken) or points}")
         found += fit
     return tuple(found)
@@ -452,7 +451,7 @@ def read_starts(
 
 def _fits(point: Mapping[str, Any], spaces: Sequence[Space]) -> bool:
     """Whether it is legal for one of the workloads."""
-    return any(space.with_initial_points([point]).initial_points for space in spaces)
+    return any(space.is_legal(space.adapted(point)) for space in spaces)
 
 
 def _exported_points(folder: Path, target: str) -> list[Mapping[str, Any]]:
@@ -470,14 +469,23 @@ def _exported_points(folder: Path, target: str) -> list[Mapping[str, Any]]:
 def _known_starts(
     kernel: Kernel, target: str, device: str, workloads: Sequence[Workload], spaces: Sequence[Space], db: str
 ) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    """What earlier runs found for the like, as far as it is legal for one of the workloads."""
+    """What earlier runs found for the like, as far as it is legal for one of the workloads. Where there is but one, half of
+    the starts are those that differ most: several workloads each try all of them."""
     folder = kernel.folder.resolve()
     own = folder.name if folder.parent == template_root().resolve() else str(folder)
     with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
         every = -(-len(workloads) // _MOST_STARTS)
-        fits = partial(_fits, spaces=spaces)
-        alike = find_alike(store, kernel, own, target, device, workloads[::every], fits, _MOST_STARTS)
-        return tuple((candidate, genome.parameters) for genome, candidate in alike.items())
+        alike = find_alike(store, kernel, own, target, device, workloads[::every])
+        fit = ((Genome.of(best.parameters), best.id) for best in alike if _fits(best.parameters, spaces))
+        found = dict(islice(fit, _MOST_STARTS))
+        if len(workloads) == 1:
+            others = found | find_nearly_as_fast(store, found.values())
+            left = [genome for genome in others if _fits(genome.parameters, spaces)]
+            found = dict(islice(found.items(), _MOST_STARTS // 2))
+            while len(found) < _MOST_STARTS and (left := [genome for genome in left if genome not in found]):
+                farthest = max(left, key=lambda genome: min(len(genome.difference(taken)) for taken in found))
+                found[farthest] = others[farthest]
+        return tuple((candidate, genome.parameters) for genome, candidate in found.items())
     return ()
 
 

@@ -337,8 +337,7 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
     space = _space_of(kernel, target, workload, bare.arch)
     if space is None:
         raise KernelError(f"{where}: the kernel does not take {name}={row['as_for']}")
-    known = {n: v for n, v in row.get("parameters", {}).items() if n in space.by_name}  # an architecture may lack some
-    form = replace(bare, genome=Genome.of(space.complete(known)))
+    form = replace(bare, genome=Genome.of(space.adapted(row.get("parameters", {}))))
     launch = form.launch(form.own)
     if launch is None:
         raise KernelError(f"{where}: {'; '.join(space.violations(form.genome.parameters))}")

@@ -12,12 +12,13 @@ from traceback import walk_tb
 from types import SimpleNamespace
 
 import jinja2
+from jinja2 import nodes
 from jinja2.meta import find_referenced_templates
 from jinja2.sandbox import SandboxedEnvironment
 
 from evo.errors import TemplateError
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, template_root
+from evo.problem.kernel import Kernel, Limits, Workload, template_root
 from evo.problem.space import Value
 
 
@@ -69,6 +70,18 @@ def template_environment(*folders: Path) -> SandboxedEnvironment:
     )
 
 
+class _Asked(UserDict[str, Value]):
+    """A point that notes which of its parameters were read."""
+
+    def __init__(self, point: Mapping[str, Value]) -> None:
+        self.asked: set[str] = set()
+        super().__init__(point)
+
+    def __getitem__(self, name: str) -> Value:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+
 def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch: str) -> Source:
     """The source of one candidate.
 
@@ -94,26 +107,27 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
     )
 
 
-def unread_parameters(kernel: Kernel, target: str, points: Iterable[tuple[Workload, Genome]]) -> list[str]:
-    """Those whose values are all one code: no part of the Jinja template has a p.NAME of them, nor do `plan` and
-    `compile_flags` read them at any of these points. None are known where parts are chosen by an expression; of a plain
-    source `render` refuses them."""
-    file, folders = _template_file(kernel, target), (kernel.folder, template_root())
-    texts: dict[str, str] = {}
-    pending = [file.name] if file.suffix == ".j2" else []
-    while pending:
-        name = pending.pop()
-        texts[name] = next(path for folder in folders if (path := folder / name).is_file()).read_text(encoding="utf-8")
-        for part in find_referenced_templates(template_environment(*folders).parse(texts[name])):
-            if part is None:
-                return []
-            pending += [part] if part not in texts else []
-    read = set(re.findall(r"\bp\.(\w+)", " ".join(texts.values())))
-    known: set[str] = set()
-    for workload, genome in points if texts else ():
+def unread_parameters(
+    kernel: Kernel, target: str, limits: Limits, points: Iterable[tuple[Workload, Genome]]
+) -> list[str]:
+    """Parameters whose value nothing reads: no part of the Jinja template, nor launches, workspace and compile flags at any
+    of these points, which render. Empty where the name of an included part is computed, and for a plain source, of which
+    `render` refuses them."""
+    file, environment = _template_file(kernel, target), template_environment(kernel.folder, template_root())
+    read, known, pending, parts = set[str](), set[str](), [file.name], set[str]()
+    while pending and file.suffix == ".j2":
+        parts.add(name := pending.pop())
+        tree = environment.parse(Path(environment.get_template(name).filename or "").read_text(encoding="utf-8"))
+        read |= {node.attr for node in tree.find_all(nodes.Getattr)}
+        read |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        included = set(find_referenced_templates(tree))
+        if None in included:
+            return []
+        pending += {*environment.list_templates()} & included - parts
+    for workload, genome in points if parts else ():
         point = _Asked(genome.parameters)
         kernel.compile_flags(target, point)
-        kernel.plan(target, point, workload)
+        kernel.sequence(target, point, workload, limits)
         read |= point.asked
         known |= genome.parameters.keys()
     return sorted(known - read)
@@ -175,18 +189,6 @@ _DEFINITION = re.compile(
 
 
 _ASKS = re.compile(r"^[ \t]*#[ \t]*(ifdef|ifndef|undef)\b.*", re.MULTILINE)
-
-
-class _Asked(UserDict[str, Value]):
-    """A point that notes which of its parameters were read."""
-
-    def __init__(self, point: Mapping[str, Value]) -> None:
-        self.asked: set[str] = set()
-        super().__init__(point)
-
-    def __getitem__(self, name: str) -> Value:
-        self.asked.add(name)
-        return super().__getitem__(name)
 
 
 def code_of(text: str) -> str:

@@ -216,7 +216,7 @@ class Space:
         return point
 
     def repaired(self, rng: random.Random, point: Mapping[str, Value]) -> Point | None:
-        """A legal point near one that is not; None where that is searched for, as everywhere but on a recorded sample."""
+        """A legal point near one that is not, where the space knows one, as a recorded sample does; None: search for it."""
         return None
 
     def neighbours(self, point: Mapping[str, Value], *, far: bool = False) -> Iterator[Point]:
@@ -296,11 +296,14 @@ class Space:
             found = with_each_value(p, found)
         return filter(self._holds, found)
 
+    def adapted(self, point: Mapping[str, Value]) -> Point:
+        """A point of another workload or architecture, legal or not: a parameter that this space does not have is left out,
+        one that the point lacks has its default."""
+        return self.complete({n: v for n, v in point.items() if n in self.by_name})
+
     def with_initial_points(self, points: Sequence[Mapping[str, Value]]) -> Space:
-        """The same space with those of `points` that are legal in it. They may be of another workload or
-        architecture: a parameter that this space does not have is left out, one that they lack has its default."""
-        known = [self.complete({n: v for n, v in given.items() if n in self.by_name}) for given in points]
-        return replace(self, initial_points=tuple(point for point in known if self.is_legal(point)))
+        """The same space with those of `points`, adapted, that are legal in it."""
+        return replace(self, initial_points=tuple(p for p in map(self.adapted, points) if self.is_legal(p)))
 
     def require(self, name: str, value: Value) -> None:
         """Raises UnknownNameError or SpaceError for a name or value the space does not have."""

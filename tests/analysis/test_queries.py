@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 import pytest
 
 from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.failures import read_failures
-from evo.analysis.runs import find_alike, find_best, find_run, list_runs, read_history
+from evo.analysis.runs import find_best, find_nearly_as_fast, find_run, list_runs, read_history
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Status
 from evo.lineage import StoredRun
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.problem.kernel import load_kernel
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s
 
@@ -111,27 +109,19 @@ class TestRuns:
 
 
 class TestBest:
-    def test_what_is_alike_is_the_fastest_and_then_what_differs_most_of_what_is_nearly_as_fast(self, store: Store) -> None:
-        kernel = load_kernel("layernorm")
-        workload = kernel.workload("cuda", "rows=1024,cols=512,dtype=float32")
-        run = store.create_run(replace(s.SPEC, workloads=(workload,)), s.ENVIRONMENT)
-        tried = {0.5: (32, "a"), 0.51: (64, "a"), 0.56: (64, "b"), 0.57: (128, "a"), 0.9: (96, "c")}
-        found = []
-        for n, (ratio, (threads, path)) in enumerate(tried.items()):
-            timed = replace(s.passed(n), timings=(s.timing(workload, ratio), s.timing(workload, 1.0, contender="torch")))
-            found.append((s.ref(n, point={"threads": threads, "path": path, "vector": 4}), timed))
-        ids = record(store, run, *found, (s.ref(5, point={"threads": 8}), s.same_code(5, 2, ratio=0.56)))
-
-        def alike(most: int, unfit: int = 0) -> list[str]:
-            def fits(point: Mapping[str, object]) -> bool:
-                return point["threads"] != unfit
-
-            return list(find_alike(store, kernel, "layernorm", "cuda", "NVIDIA L4", [workload], fits, most).values())
-
-        assert alike(1) == ids[:1]
-        assert alike(2) == [ids[0], ids[2]]
-        assert alike(9) == [ids[0], ids[2], ids[3], ids[1]], "of another 15% are nearly as fast"
-        assert alike(9, unfit=128) == [ids[0], ids[2], ids[1]]
+    def test_nearly_as_fast_is_what_has_other_code_in_the_same_task_and_took_little_longer(self, store: Store) -> None:
+        run = s.new_run(store, "r")
+        ratios = (0.5, 0.56, 0.51, 0.9)
+        ids = record(
+            store,
+            run,
+            *((s.ref(n), s.passed(n, ratio)) for n, ratio in enumerate(ratios)),
+            (s.ref(4), s.same_code(4, 2, ratio=0.51)),
+            (s.ref(5, task=1), s.passed(5, 0.5, task=1)),
+        )
+        found = {s.genome(0): ids[0], s.genome(2): ids[2], s.genome(1): ids[1]}
+        assert list(find_nearly_as_fast(store, [ids[0]]).items()) == list(found.items())
+        assert find_nearly_as_fast(store, [ids[0], ids[5]]) == found | {s.genome(5): ids[5]}
 
     def test_it_is_the_fastest_over_runs_for_each_problem_and_device(self, store: Store) -> None:
         slow, fast = s.new_run(store, "slow"), s.new_run(store, "fast")

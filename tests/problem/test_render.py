@@ -63,11 +63,12 @@ def test_a_parameter_is_told_that_no_part_of_the_template_has_and_the_launch_doe
         (kernel.folder / "cpu.cpp.j2").write_text(text)
         changed = replace(kernel, **changes)  # type: ignore[arg-type]
         object.__setattr__(changed, "folder", kernel.folder)
-        return unread_parameters(changed, "cpu", [(workload, genome)])
+        return unread_parameters(changed, "cpu", find_target("cpu").limits("native"), [(workload, genome)])
 
     (kernel.folder / "part.j2").write_text("{% if p.mode == 'other' %}{{ p.unroll }}{% endif %}")
     assert unread('{% include "part.j2" %}') == []
-    assert unread("{{ p.mode }}") == ["unroll"]
+    assert unread("{# p.unroll #}{{ p.mode }}") == ["unroll"]
+    assert unread("{% set q = p %}{{ q.unroll }}{{ p['mode'] }}") == []
     assert unread("{{ p.mode }}", plan=lambda target, point, workload: LaunchPlan(threads=point["unroll"])) == []
     assert unread("{% include p.mode ~ '.j2' %}") == []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
@@ -95,8 +96,12 @@ def at_least(config: DataclassInstance, low: int, *names: str) -> None:
 class Unseen:
     """Which genomes of `space` have been proposed, and where a new one can still be had."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, *, default: bool = True) -> None:
+        """default: whether the space's default comes first."""
         self._space = space
+        self._first = deque(Proposal(genome=Genome.of(point), operator="start") for point in space.initial_points)
+        if default:
+            self._first.appendleft(Proposal(genome=Genome.of(space.complete(space.default)), operator="default"))
         self._proposed: set[Genome] = set()
         self._sequence: list[Genome] = []
         self._rest: Iterator[Point] | None = None
@@ -108,6 +113,13 @@ class Unseen:
     def remember(self, genome: Genome) -> None:
         self._proposed.add(genome)
         self._sequence.append(genome)
+
+    def first(self) -> Proposal | None:
+        """The default and what is given, one at a time, less what was proposed meanwhile; None at their end."""
+        while self._first:
+            if (proposal := self._first.popleft()).genome in self:
+                return proposal
+        return None
 
     def propose(self, rng: random.Random) -> Proposal:
         """A legal genome never proposed, at random as long as random points are mostly new.
@@ -134,14 +146,3 @@ class Unseen:
         yield self._space.complete(self._space.default)
         for genome in self._sequence:  # grows while it is walked
             yield from self._space.neighbours(genome.parameters)
-
-
-def first_proposals(space: Space) -> list[Proposal]:
-    """The default, and what is given."""
-    first = Proposal(genome=Genome.of(space.complete(space.default)), operator="default")
-    return [first, *(p for p in given_proposals(space) if p.genome != first.genome)]
-
-
-def given_proposals(space: Space) -> list[Proposal]:
-    """Each point once."""
-    return [Proposal(genome=g, operator="start") for g in dict.fromkeys(Genome.of(p) for p in space.initial_points)]

@@ -9,7 +9,6 @@ is what the surrogate expects the largest improvement of (preselection: Jin 2011
 import math
 import random
 from bisect import insort
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from evo.evaluation import Parent, Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Parameter, Space, Value
 from evo.search.operators import find_operator, operator_names, repair
-from evo.search.samplers import Unseen, at_least, first_proposals, read_options
+from evo.search.samplers import Unseen, at_least, read_options
 
 Array = npt.NDArray[np.float64]
 
@@ -64,7 +63,6 @@ class EvolutionSampler:
         self._space = space
         self._rng = random.Random(seed)
         self._unseen = Unseen(space)
-        self._first = deque(first_proposals(space))
         self._operators = [find_operator(n) for n in operator_names()]
         self._surrogate = Surrogate(space, seed)
         self._population: list[tuple[float, int, Genome]] = []
@@ -79,8 +77,8 @@ class EvolutionSampler:
         self._since_better = 0
 
     def ask(self, order: int) -> Proposal:
-        if self._first:
-            proposal = self._first.popleft()
+        if first := self._unseen.first():
+            proposal = first
         elif self._told < self._config.seeding:
             proposal = self._spread()
         else:
@@ -98,8 +96,8 @@ class EvolutionSampler:
         proposal, row = self._pending.pop(order)
         self._told += proposal.operator != "start"
         self._surrogate.learn(row, score)
-        # A duplicate is a neutral mutation, which would crowd out a candidate that differs.
         self._since_better += 1
+        # A duplicate is a neutral mutation, which would crowd out a candidate that differs.
         if score is not None and duplicate_of is None:
             insort(self._population, (score, order, proposal.genome))
             del self._population[self._config.population :]
@@ -249,7 +247,7 @@ class Surrogate:
         return row
 
     def learn(self, row: int, score: float | None) -> None:
-        """The result of an expected genome; None if it failed."""
+        """The result of a point under evaluation; None if it failed."""
         del self._pending[row]
         self._scores[row] = score
         if score is not None:

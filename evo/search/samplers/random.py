@@ -1,13 +1,12 @@
 """Random search: legal points, uniform over the conditional tree, none twice. What it is to start from comes first."""
 
 import random
-from collections import deque
 from collections.abc import Mapping
 
 from evo.errors import UnknownNameError
 from evo.evaluation import Proposal
 from evo.problem.space import Space
-from evo.search.samplers import Unseen, given_proposals
+from evo.search.samplers import Unseen
 
 
 class RandomSampler:
@@ -15,11 +14,10 @@ class RandomSampler:
         for name in options:  # it has none
             raise UnknownNameError("option of sampler random", name, ())
         self._rng = random.Random(seed)
-        self._unseen = Unseen(space)
-        self._first = deque(given_proposals(space))
+        self._unseen = Unseen(space, default=False)
 
     def ask(self, order: int) -> Proposal:
-        proposal = self._first.popleft() if self._first else self._unseen.propose(self._rng)
+        proposal = self._unseen.first() or self._unseen.propose(self._rng)
         self._unseen.remember(proposal.genome)
         return proposal
 

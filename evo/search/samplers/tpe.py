@@ -2,7 +2,6 @@
 
 import random
 import warnings
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from evo.evaluation import Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Point, Space
 from evo.search.operators import find_operator, repair
-from evo.search.samplers import Unseen, at_least, first_proposals, read_options
+from evo.search.samplers import Unseen, at_least, read_options
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # no notes on new studies
 
@@ -59,7 +58,6 @@ class TpeSampler:
         self._given: set[int] = set()
         """Orders of the points that the search was to start from: they are not counted."""
         self._told = 0
-        self._first = deque(first_proposals(space))
 
     def ask(self, order: int) -> Proposal:
         proposal = self._propose()
@@ -77,8 +75,8 @@ class TpeSampler:
         self._model.learn(order, score)
 
     def _propose(self) -> Proposal:
-        if self._first:
-            return self._first.popleft()
+        if first := self._unseen.first():
+            return first
         if self._told < self._config.startup:
             return self._unseen.propose(self._rng)
         genome = None

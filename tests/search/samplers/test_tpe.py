@@ -7,6 +7,7 @@ import pytest
 from spaces import best_score, outcome, play, tiled_space
 
 from evo.errors import UsageError
+from evo.evaluation import Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Ordinal, Space
 from evo.search.samplers import SamplerFactory
@@ -40,6 +41,15 @@ def test_given_points_come_first_and_once_and_beside_random_ones(sampler: Sample
     assert len({p.genome for p in proposals}) == len(proposals)
     assert all(not p.parents for p in proposals[: len(expected)])
     assert [p.operator for p in proposals].count("random") >= 4, "they take no random one's place"
+
+
+@pytest.mark.parametrize("sampler", [TPE, RANDOM, EVOLUTION])
+def test_a_given_point_that_came_from_elsewhere_meanwhile_is_not_proposed_again(sampler: SamplerFactory) -> None:
+    space = tiled_space()
+    point = space.sample(random.Random(3))
+    asked = sampler(space.with_initial_points([point]), 1, {})
+    asked.adopt(0, Proposal(genome=Genome.of(point), operator="migration"))
+    assert Genome.of(point) not in [asked.ask(order).genome for order in range(1, 6)]
 
 
 def test_it_finds_better_points_than_chance() -> None:
