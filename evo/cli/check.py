@@ -107,8 +107,9 @@ def check(
             random_cases=cases,
             observe=None if json else CheckLines("branches"),
         )
-    points = [(b.workload, b.genome) for b in branches] if all(b.build.binary for b in branches) else []
-    unread = unread_parameters(problem, target, find_target(target).limits(arch), points)
+    unread, points = list[str](), [(b.workload, b.genome) for b in branches]
+    if all(b.build.binary for b in branches):  # else what the template lacks is told
+        unread = unread_parameters(problem, target, find_target(target).limits(arch), points)
     record = {
         "kernel": problem.name,
         "arch": arch,

@@ -75,6 +75,10 @@ def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(kernel: 
     (line,) = [line for line in ended.out.splitlines() if " mode=wrong_when_timed " in line]
     assert line.split()[-3:] == ["3", "ok", "wrong"]
     assert "4 of 4 branches compiled, 3 of 4 passed the gate, 1 of 4 at the size that is timed (seed " in ended.out
+    (kernel / "cpu.cpp.j2").write_text("{% if %}")
+    ended = here("check", str(kernel), "--target", "cpu")
+    assert (ended.code, ended.err) == (1, "")
+    assert ended.out.count("cpu.cpp.j2, line 1: Expected an expression") == 4
 
 
 class Small(LandscapeExecutor):
