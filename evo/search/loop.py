@@ -65,7 +65,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value, unit in (
-            ("time", self.seconds, "10m"),
+            ("seconds", self.seconds, "10m"),
             ("evaluations", self.evaluations, "500"),
             ("patience", self.patience, "200"),
         ):
