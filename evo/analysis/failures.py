@@ -25,7 +25,7 @@ from evo.problem.space import Space, Value
 from evo.targets import find_target
 
 _c, _d, _b, _r = m.Candidate, m.Detail, m.Build, m.Run
-_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b(?! (?:or|of)\b)", re.IGNORECASE)
 _GOOD_SHARE = 0.25
 """Of a task's timed candidates, the fastest of which count as good."""
 _NOT_CHANCE = 2.0

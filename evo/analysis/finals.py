@@ -59,7 +59,7 @@ class RefusedFinalist(CandidateSummary):
 class Confirmation(RelativeTime):
     """The winner's time in the race that confirmed it, which is the one to quote: in a fresh process, on other data, beside
     a second copy of itself and the baselines only. shift: its speed-up there over that of the race of all finalists, where
-    the two do not agree: something beside the candidate was not the same."""
+    the two do not agree: the luck of the fastest, or something beside the candidate was not the same."""
 
     shift: float | None
 
@@ -188,8 +188,8 @@ def _workload_finals(
     if shift is not None:
         remarks.append(
             f"the winner's two races do not agree: the speed-up was {abs(shift - 1):.0%} {'more' if shift > 1 else 'less'}"
-            " when it was confirmed, beyond both intervals: the machine, or what else ran there, made that difference; the"
-            " figure is no surer than that"
+            " when it was confirmed, beyond both intervals. The fastest of several is partly the luckiest, what runs before"
+            " it matters, and so does the rest of the machine; the figure is no surer than that"
         )
     return WorkloadFinals(
         task=task.number,

@@ -178,7 +178,7 @@ def _branch_record(branch: Checked) -> dict[str, Any]:
 
 
 def _print_branches(console: Terminal, record: dict[str, Any], again: str, random_cases: int) -> None:
-    rows, refusals, branches = [], [], record["branches"]
+    rows, refusals, branches = [], dict[str, list[str]](), record["branches"]
     for b in branches:
         workload = short_workload(b["workload"], record["kernel"])
         name = " ".join(f"{k}={v}" for k, v in b["changes"].items()) or "default"
@@ -197,10 +197,10 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
         }
         rows.append(row)
         if not b["passed"]:
-            refusals.append(f"{workload} {name}: {b['log']}")
+            refusals.setdefault(b["log"], []).append(f"{workload} {name}")
     console.print_rows(rows, ["" if b["passed"] else "red" for b in branches])
-    for refusal in refusals:
-        console.say(refusal, "red", lines=True)
+    for log, (first, *others) in refusals.items():
+        console.say(f"{first}{f' and {len(others)} more' if others else ''}: {log}", "red", lines=True)
     compiled = sum(b["build"] == "ok" for b in branches)
     text = f"{record['kernel']} for {record['arch']}: {compiled} of {len(branches)} branches compiled"
     if gated := [b for b in branches if b["gate"]]:

@@ -234,8 +234,9 @@ def busy_share(progress: Progress) -> float:
 
 def _counts(progress: Progress) -> str:
     rate = progress.finished / progress.elapsed_s if progress.elapsed_s else 0.0
+    passed = "" if any(s.passed for s in progress.by_status) else ", none passed" if progress.by_status else ""
     return (
-        f"{progress.finished} candidates, {rate:.1f}/s | building {progress.building}, measuring"
+        f"{progress.finished} candidates{passed}, {rate:.1f}/s | building {progress.building}, measuring"
         f" {progress.measuring} | device busy {busy_share(progress):.0%}{_incidents(progress.incidents)}"
     )
 
@@ -382,6 +383,7 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
             following.append(("export", run.name, "--out", f"my_{kernel.folder.name}"))
     elif run.refused_in_finals or record["first_failure"]:
         following = [("show", short(run.refused_in_finals[0].id if run.refused_in_finals else record["first_failure"]))]
+        following.append(("failures", run.name))
     console.say(f"next:  {'   '.join(command_line(db, *words) for words in following)}")
 
 

@@ -476,16 +476,19 @@ def _known_starts(
     with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
         every = -(-len(workloads) // _MOST_STARTS)
         alike = find_alike(store, kernel, own, target, device, workloads[::every])
-        fit = ((Genome.of(best.parameters), best.id) for best in alike if _fits(best.parameters, spaces))
-        found = dict(islice(fit, _MOST_STARTS))
-        if len(workloads) == 1:
-            others = found | find_nearly_as_fast(store, found.values())
-            left = [genome for genome in others if _fits(genome.parameters, spaces)]
-            found = dict(islice(found.items(), _MOST_STARTS // 2))
-            while len(found) < _MOST_STARTS and (left := [genome for genome in left if genome not in found]):
-                farthest = max(left, key=lambda genome: min(len(genome.difference(taken)) for taken in found))
-                found[farthest] = others[farthest]
-        return tuple((candidate, genome.parameters) for genome, candidate in found.items())
+        found = {Genome.of(best.parameters): best.id for best in alike if _fits(best.parameters, spaces)}
+        if len(spaces) > 1:
+            return tuple((origin, genome.parameters) for genome, origin in islice(found.items(), _MOST_STARTS))
+        (space,) = spaces
+        found |= find_nearly_as_fast(store, islice(found.values(), _MOST_STARTS))
+        known = {Genome.of(space.complete(space.default)): ""}  # which comes first anyway
+        for genome, origin in found.items():
+            known.setdefault(Genome.of(space.adapted(genome.parameters)), origin)
+        left = [genome for genome, origin in known.items() if origin and space.is_legal(genome.parameters)]
+        starts = left[: _MOST_STARTS // 2]
+        while len(starts) < _MOST_STARTS and (left := [genome for genome in left if genome not in starts]):
+            starts.append(max(left, key=lambda genome: min(len(genome.difference(start)) for start in starts)))
+        return tuple((known[genome], genome.parameters) for genome in starts)
     return ()
 
 

@@ -49,6 +49,10 @@ class Parameter:
             raise SpaceError(f"parameter {self.name!r} has no values; give at least one")
         if len(set(map(repr, self.values))) != len(self.values):
             raise SpaceError(f"parameter {self.name!r} lists a value twice: {self.values}")
+        if not isinstance(self.when, tuple) or not all(isinstance(w, When) for w in self.when):
+            raise SpaceError(
+                f"parameter {self.name!r}: `when` must be a tuple of When(parameter=..., values=...), got {self.when!r}"
+            )
 
     def steps_from(self, value: Value) -> tuple[Value, ...]:
         """Values one step away from `value`."""

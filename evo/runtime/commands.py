@@ -120,7 +120,7 @@ def _build(frontend: Any, options: argparse.Namespace) -> tuple[dict[str, Any], 
 
 def _show(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     variants, package = _variants(frontend, every=False), frontend.DISPATCH.package
-    print(f"{package.kernel['title']}, in place of {package.kernel['replaces']}")
+    print(f"{package.kernel['title']}, in place of {package.kernel['replaces'] or 'its own'}")
     print(f"exported by evo {package.manifest['evo_version']} at {package.manifest['exported_at']}")
     if hasattr(frontend, "NATIVE"):
         print(f"native launcher: {frontend.NATIVE.reason or 'in use'}")

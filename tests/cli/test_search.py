@@ -99,6 +99,7 @@ def test_a_kernel_of_which_nothing_passes_is_a_failure(here: Any, tmp_path: Path
     assert ended.document["workloads"][0]["winner"] is None
     assert ended.document["by_status"] == {"wrong": 2}
     assert here("best").code == 1
+    assert re.search(r"(?m)^next:  evo show \w+   evo failures \S+$", search_toy(here, tmp_path).out)
 
 
 # -- a real search, and what is asked of it afterwards ------------------------------------------------------

@@ -125,6 +125,9 @@ def test_a_space_that_makes_no_sense_is_refused() -> None:
     for values, message in (((), "no values"), ((1, 1), "twice")):
         with pytest.raises(SpaceError, match=message):
             Ordinal(name="n", values=values)
+    for when in ({"b": (1,)}, When(parameter="b", values=(1,))):
+        with pytest.raises(SpaceError, match=r"'n': `when` must be a tuple of When\(parameter="):
+            Ordinal(name="n", values=(1,), when=when)  # type: ignore[arg-type]
 
 
 def test_restriction_holds_a_parameter_and_keeps_the_default_legal() -> None:
