@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
@@ -13,7 +14,7 @@ from sqlalchemy.orm import aliased
 
 from evo.analysis.candidates import CandidateSummary, Subject, select_candidates
 from evo.analysis.times import FIGURES, RelativeTime, gain_between, gain_fields, noise_floors
-from evo.errors import UsageError
+from evo.errors import EvoError, UsageError
 from evo.evaluation import PASSED
 from evo.lineage import LATEST, Environment, RunStatus
 from evo.lineage import models as m
@@ -22,7 +23,7 @@ from evo.lineage.models import key_range, last_refusals, leader_key, unrefused
 from evo.lineage.read import record_of, resolve_run, rows_of
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload
+from evo.problem.kernel import Kernel, Workload, find_kernel
 from evo.problem.space import Value
 
 _c, _e, _i, _r, _t = m.Candidate, m.Environment, m.Task, m.Run, m.Timing
@@ -244,15 +245,17 @@ def find_best(
 
 
 def find_alike(
-    store: Store, kernel: Kernel, name: str, target: str, device: str, workloads: Sequence[Workload]
+    store: Store, kernel: Kernel, target: str, device: str, workloads: Sequence[Workload]
 ) -> Iterator[Best]:
     """The fastest candidates of earlier runs of a kernel for what is most like `workloads`: the one most alike for each of
     these, then the next ones, of distinct genomes. See `_unlike`.
 
-    name: of runs of this kernel, whatever it was then; others were of the same files.
+    Runs are of this kernel whose recorded name or path, from here, is its folder, whatever it was then, or that had the same
+    files.
     """
     with store.reading() as connection:
-        found = leaders(connection, _r.target == target, or_(_r.kernel == name, _r.kernel_digest == kernel.digest))
+        names = [name for name in connection.scalars(select(_r.kernel).distinct()) if _is_folder(name, kernel.folder)]
+        found = leaders(connection, _r.target == target, or_(_r.kernel.in_(names), _r.kernel_digest == kernel.digest))
     known: list[tuple[Workload, Best]] = []
     for best in found:
         with suppress(UsageError):  # of what the kernel was before
@@ -263,6 +266,12 @@ def find_alike(
         if (genome := Genome.of(best.parameters)) not in seen:
             seen.add(genome)
             yield best
+
+
+def _is_folder(kernel: str, folder: Path) -> bool:
+    with suppress(EvoError):  # it is not here
+        return find_kernel(kernel).resolve() == folder.resolve()
+    return False
 
 
 def find_nearly_as_fast(store: Store, candidates: Iterable[str]) -> dict[Genome, str]:

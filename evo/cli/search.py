@@ -43,7 +43,7 @@ from evo.export import MANIFEST, check_replaceable, read_manifest
 from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel, template_root
+from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Space
 from evo.report.text import counted, duration
 from evo.search.loop import Budget, Progress, Search, StopReason
@@ -471,11 +471,9 @@ def _known_starts(
 ) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     """What earlier runs found for the like, as far as it is legal for one of the workloads. Where there is but one, half of
     the starts are those that differ most: several workloads each try all of them."""
-    folder = kernel.folder.resolve()
-    own = folder.name if folder.parent == template_root().resolve() else str(folder)
     with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
         every = -(-len(workloads) // _MOST_STARTS)
-        alike = find_alike(store, kernel, own, target, device, workloads[::every])
+        alike = find_alike(store, kernel, target, device, workloads[::every])
         found = {Genome.of(best.parameters): best.id for best in alike if _fits(best.parameters, spaces)}
         if len(spaces) > 1:
             return tuple((origin, genome.parameters) for genome, origin in islice(found.items(), _MOST_STARTS))

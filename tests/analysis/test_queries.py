@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.failures import read_failures
-from evo.analysis.runs import find_best, find_nearly_as_fast, find_run, list_runs, read_history
+from evo.analysis.runs import find_alike, find_best, find_nearly_as_fast, find_run, list_runs, read_history
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Status
 from evo.lineage import StoredRun
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
+from evo.problem.kernel import load_kernel
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s
+from tests.toy_kernel import write_kernel
 
 
 def record(store: Store, run: StoredRun, *evaluations: object) -> list[str]:
@@ -109,6 +112,21 @@ class TestRuns:
 
 
 class TestBest:
+    def test_runs_of_a_folder_are_known_by_any_path_to_it_whatever_its_files_were(
+        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = write_kernel(tmp_path / "toy")
+        kernel = load_kernel(str(folder))
+        workload = kernel.example("cpu")
+        for order, name in enumerate(("./toy", str(folder), "./other", "layernorm")):
+            spec = replace(s.SPEC, kernel=name, target="cpu", workloads=(workload,))
+            timed = replace(s.passed(order), timings=(s.timing(workload, 0.5), s.timing(workload, 1.0, contender="torch")))
+            record(store, store.create_run(spec, s.ENVIRONMENT), (s.ref(order), timed))
+        monkeypatch.chdir(tmp_path)
+        assert [best.order for best in find_alike(store, kernel, "cpu", "NVIDIA L4", [workload])] == [0, 1]
+        monkeypatch.chdir(folder)
+        assert [best.order for best in find_alike(store, kernel, "cpu", "NVIDIA L4", [workload])] == [1]
+
     def test_nearly_as_fast_is_what_has_other_code_in_the_same_task_and_took_little_longer(self, store: Store) -> None:
         run = s.new_run(store, "r")
         ratios = (0.5, 0.56, 0.51, 0.9)
