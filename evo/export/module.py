@@ -183,8 +183,8 @@ def _frontend_of(kernel: Kernel) -> Path:
     path = kernel.folder / FRONTEND_FILE
     if not path.is_file():
         raise UsageError(
-            f"kernel {kernel.name!r} has no {FRONTEND_FILE} in {kernel.folder}, the function that PyTorch code would "
-            f"call: write one, or choose another --format"
+            f"kernel {kernel.name!r} has no {FRONTEND_FILE} in {kernel.folder}, the function that PyTorch code would call:"
+            " write one like that of a kernel which evo new NAME makes, or export a record of it with --format t4"
         )
     if not re.search(r"^__all__ = ", path.read_text(encoding="utf-8"), re.MULTILINE):
         raise KernelError(f"{path} does not say what is public: define __all__ = [...]")

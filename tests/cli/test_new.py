@@ -12,6 +12,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.render import render
 from evo.targets import find_target
+from tests.ended import run_python
 
 ADD = """
 __global__ void vector_add(float *c, const float *a, float const * __restrict__ b, int n) {
@@ -75,7 +76,9 @@ def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any,
         "search", "mine", "--target", "cpu", "--workload", small, "--evaluations", "3", "--finalists", "1"
     )
     assert searched.code == 0, searched.out
-    assert "evo export" not in searched.out, "nothing in PyTorch is what it stands in for"
+    assert here("export", "latest", "--out", "exported").code == 0
+    checked = run_python(tmp_path, "-m", "exported", "check")
+    assert "right: 3 cases on it, 2 left to PyTorch" in checked.stdout, checked
     name = here("best", "--json").document[0]["candidate"]
     source = here("show", name, "--source").out
     assert re.match(r'#define chunk \d+\n#define threads \d+\n#line 1 "cpu.cpp"\n', source), "the rendered source is stored"
