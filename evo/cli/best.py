@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from evo.analysis.candidates import CandidateRecord, read_source
+from evo.analysis.candidates import CandidateRecord, read_candidate, read_source
 from evo.analysis.finals import Cover, CoveredPoint, Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
 from evo.analysis.runs import (
     Best,
@@ -28,7 +29,7 @@ from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line, make_console, print_json
 from evo.cli.recorded import again_line, find_candidate, find_named, verdicts_of
 from evo.cli.tables import Terminal, factor, figure, interval, marked, share, short_workload, speedup, time_cells
-from evo.errors import UnknownNameError, UsageError
+from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import FINALIST, Timing
 from evo.lineage import LATEST, RunStatus
 from evo.lineage.store import Store
@@ -251,16 +252,22 @@ def show(
             answer(json, read_run_finals(store, record.name), _print_run, db)
             return
         text = read_source(store, record.id) if source else None
+        origin = record.origin
+        with suppress(UnknownNameError, StoreError):  # it is no candidate, or of another database
+            if origin:
+                first = read_candidate(store, origin)
+                where = short_workload(first.workload, first.kernel)
+                origin = f"{first.id} (of run {first.run}, {where}, {speedup(first.score)})"
     if json:
         print_json(record, **({} if text is None else {"text": text}))
     elif text is None:
-        _print_candidate(make_console(), record, db)
+        _print_candidate(make_console(), record, origin, db)
         _print_timings(make_console(), record)
     else:
         typer.echo(visible(text, lines=True) if sys.stdout.isatty() else text)  # a file gets it as it is
 
 
-def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> None:
+def _print_candidate(console: Terminal, record: CandidateRecord, origin: str, db: str) -> None:
     facts = Table.grid(padding=(0, 2))
     status = record.status + (f" ({short(record.same_code_as)})" if record.same_code_as else "")
     parents = " and ".join(f"{short(p.id)} (#{p.order}, {speedup(p.score)})" for p in record.parents)
@@ -271,7 +278,7 @@ def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> Non
         "kernel": f"{record.kernel}, {short_workload(record.workload, record.kernel)}",
         "device": f"{record.device} ({record.arch})",
         "status": status + (f" in the search, refused by the finals: {record.refusal}" if record.refusal else ""),
-        "made by": record.operator + (f" of {parents or record.origin}" if parents or record.origin else ""),
+        "made by": record.operator + (f" of {parents or origin}" if parents or origin else ""),
         "children": str(len(record.children)),
         "genome": " ".join(f"{k}={v}" for k, v in record.parameters.items()),
     }

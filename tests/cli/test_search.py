@@ -211,7 +211,7 @@ def test_a_search_begins_with_what_earlier_ones_found_for_the_like(asked: Any) -
     assert first["parameters"]["unroll"] == 4
     origin = asked("show", first["origin"], "--json").document
     assert (origin["run"], origin["dims"]) == ("narrow", {"n": 290})
-    assert f"start of {origin['id']}" in asked("show", first["id"]).out
+    assert f"start of {origin['id']} (of run narrow, n=290" in asked("show", first["id"]).out
 
 
 @pytest.mark.parametrize("modes", [("honest", "late"), ("late",)])
