@@ -284,8 +284,8 @@ def find_nearly_as_fast(store: Store, candidates: Iterable[str]) -> dict[Genome,
     query = query.order_by(_c.score, _c.id).limit(100)
     with store.reading() as connection:
         for candidate in candidates:
-            rows = connection.execute(query.where(best.public_id == candidate))
-            found |= {Genome.from_json(row.genome): row.public_id for row in rows}
+            for row in connection.execute(query.where(best.public_id == candidate)):
+                found.setdefault(Genome.from_json(row.genome), row.public_id)
     return found
 
 

@@ -478,9 +478,9 @@ def _known_starts(
         if len(spaces) > 1:
             return tuple((origin, genome.parameters) for genome, origin in islice(found.items(), _MOST_STARTS))
         (space,) = spaces
-        found |= find_nearly_as_fast(store, islice(found.values(), _MOST_STARTS))
+        near = find_nearly_as_fast(store, islice(found.values(), _MOST_STARTS))
         known = {Genome.of(space.complete(space.default)): ""}  # which comes first anyway
-        for genome, origin in found.items():
+        for genome, origin in (*found.items(), *near.items()):
             known.setdefault(Genome.of(space.adapted(genome.parameters)), origin)
         left = [genome for genome, origin in known.items() if origin and space.is_legal(genome.parameters)]
         starts = left[: _MOST_STARTS // 2]
