@@ -252,12 +252,7 @@ def show(
             answer(json, read_run_finals(store, record.name), _print_run, db)
             return
         text = read_source(store, record.id) if source else None
-        origin = record.origin
-        with suppress(UnknownNameError, StoreError):  # it is no candidate, or of another database
-            if origin:
-                first = read_candidate(store, origin)
-                where = short_workload(first.workload, first.kernel)
-                origin = f"{first.id} (of run {first.run}, {where}, {speedup(first.score)})"
+        origin = "" if json or source or not record.origin else _origin_of(store, record.origin)
     if json:
         print_json(record, **({} if text is None else {"text": text}))
     elif text is None:
@@ -265,6 +260,14 @@ def show(
         _print_timings(make_console(), record)
     else:
         typer.echo(visible(text, lines=True) if sys.stdout.isatty() else text)  # a file gets it as it is
+
+
+def _origin_of(store: Store, start: str) -> str:
+    """What a start is from, with the run, workload and speed-up of a candidate that this database has."""
+    with suppress(UnknownNameError, StoreError):
+        first = read_candidate(store, start)
+        return f"{first.id} (of run {first.run}, {short_workload(first.workload, first.kernel)}, {speedup(first.score)})"
+    return start
 
 
 def _print_candidate(console: Terminal, record: CandidateRecord, origin: str, db: str) -> None:

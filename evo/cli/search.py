@@ -479,10 +479,11 @@ def _known_starts(
             return tuple((origin, genome.parameters) for genome, origin in islice(found.items(), _MOST_STARTS))
         (space,) = spaces
         near = find_nearly_as_fast(store, islice(found.values(), _MOST_STARTS))
-        known = {Genome.of(space.complete(space.default)): ""}  # which comes first anyway
+        known = dict[Genome, str]()
         for genome, origin in (*found.items(), *near.items()):
             known.setdefault(Genome.of(space.adapted(genome.parameters)), origin)
-        left = [genome for genome, origin in known.items() if origin and space.is_legal(genome.parameters)]
+        default = Genome.of(space.complete(space.default))  # comes first anyway
+        left = [genome for genome in known if genome != default and space.is_legal(genome.parameters)]
         starts = left[: _MOST_STARTS // 2]
         while len(starts) < _MOST_STARTS and (left := [genome for genome in left if genome not in starts]):
             starts.append(max(left, key=lambda genome: min(len(genome.difference(start)) for start in starts)))

@@ -115,6 +115,7 @@ def unread_parameters(
     `render` refuses them."""
     file, environment = _template_file(kernel, target), template_environment(kernel.folder, template_root())
     read, known, pending, parts = set[str](), set[str](), [file.name], set[str]()
+    there = set(environment.list_templates())
     while pending and file.suffix == ".j2":
         parts.add(name := pending.pop())
         tree = environment.parse(Path(environment.get_template(name).filename or "").read_text(encoding="utf-8"))
@@ -123,7 +124,7 @@ def unread_parameters(
         included = set(find_referenced_templates(tree))
         if None in included:
             return []
-        pending += {*environment.list_templates()} & included - parts
+        pending += there & included - parts
     for workload, genome in points if parts else ():
         point = _Asked(genome.parameters)
         kernel.compile_flags(target, point)
