@@ -81,7 +81,7 @@ def test_few_variants_win_all_tasks_and_the_table_says_which(store: Store) -> No
     """On this landscape a genome is as fast on one workload as on the other."""
     executor = LandscapeExecutor(1)
     executor.close = lambda: None  # type: ignore[method-assign]
-    found, _, run = search(covering(240), store, executor)
+    found, _, run = search(covering(400), store, executor)
     held = hold_all_finals(found, run, store, executor, count=4)
     winners = [finals.winner.candidate.proposal.genome for finals in held if finals.winner]
     assert len(winners) == 3

@@ -186,8 +186,11 @@ _FIT_POINTS = 96
 _ENOUGH = 4
 """Candidates that must have passed before a prediction means anything."""
 _WEIGHT = 0.5
-"""Typical weight of a parameter: exp(-0.5) is the correlation of points that differ in it alone, end to end."""
+"""Typical weight of a parameter: exp(-0.5) is the local part of the correlation of points that differ in it alone, end to end."""
 _WEIGHT_BOUNDS = (0.01, 20.0)
+_ADDITIVE = 0.8
+"""Share of the covariance that is a sum over parameters: what one of them does is known from all points, whatever the others
+are, and not from near ones alone."""
 _POOR = 0.9
 """Quantile of the passing scores that stands for failures and for everything worse."""
 _DIGITS = 6
@@ -195,7 +198,8 @@ _DIGITS = 6
 
 
 class Surrogate:
-    """Kriging with the kernel exp(-sum of weight x distance), and expected improvement.
+    """Kriging and expected improvement. Of d, the sum of weight x distance over all parameters, the covariance is a mean of
+    exp(-d) and of 1 - d / sum of weights, which is additive (Duvenaud et al. 2011).
 
     Every parameter has a distance and a weight. Distance: of ordinals the share of the range between their positions, of
     categories 1 where they differ, and 1 where a parameter is active in one point only. Ordinals of whole numbers have a
@@ -283,7 +287,7 @@ class Surrogate:
     def _correlation(self, points: Array) -> Array:
         """(len(points), len(basis))"""
         scale = np.sqrt(self._weights)[self._code_of]
-        return np.asarray(np.exp(-_distances(points * scale, self._at * scale)))
+        return _covariance(_distances(points * scale, self._at * scale), self._weights)
 
     def _append(self, row: int) -> None:
         """Extends the basis by one point, and the inverse factor by one row.
@@ -353,7 +357,7 @@ class Surrogate:
         targets = self._targets_of(rows)
 
         def likelihood(weights: Array) -> float:
-            bordered[:n, :n] = np.exp(-(distances @ weights)).reshape(n, n)
+            bordered[:n, :n] = _covariance(distances @ weights, weights).reshape(n, n)
             bordered[np.arange(n), np.arange(n)] += _NOISE
             bordered[n, :n] = bordered[:n, n] = targets
             bordered[n, n] = 1e6 * n
@@ -409,6 +413,12 @@ def _distances(a: Array, b: Array) -> Array:
     """(len(a), len(b)): squared Euclidean."""
     squared: Array = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2.0 * (a @ b.T)
     return np.maximum(squared, 0.0, out=squared)
+
+
+def _covariance(distances: Array, weights: Array) -> Array:
+    """Of points that are so far apart, weighted; 1 at no distance."""
+    found: Array = (1.0 - _ADDITIVE) * np.exp(-distances) + _ADDITIVE * (1.0 - distances / weights.sum())
+    return found
 
 
 _erfc = np.frompyfunc(math.erfc, 1, 1)  # numpy has none
