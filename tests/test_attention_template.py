@@ -174,18 +174,22 @@ def in_order(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("unlucky", [0, 6, 35, 97, 195, 203])
-def test_honest_sums_are_right_whatever_luck_pytorch_has(unlucky: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In few rows PyTorch's largest error is a matter of luck, and that of sums in order may be more than twice as large."""
+def test_honest_sums_are_right_whatever_luck_pytorch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In few rows PyTorch's largest error is a matter of luck, and that of sums in order may be more than twice as large: on
+    which data depends on the CPU."""
     problem = workload(head_dim=128, batch=3, heads=5, kv_heads=5, q_len=3, kv_len=3)
-    inputs = KERNEL.inputs(problem, "normal", torch.Generator().manual_seed(unlucky))
-    q, k, v = (t for t in (inputs["q"], inputs["k"], inputs["v"]) if t is not None)
-    output = in_order(torch.softmax(in_order(q, k.mT) / 128**0.5, -1), v)
-    (wanted,) = expected_outputs(KERNEL, inputs, problem)
-    assert compare(output, wanted)[1] == ""
-    monkeypatch.setattr(gate, "input_roundings", lambda given: 0)
-    (strict,) = expected_outputs(KERNEL, inputs, problem)
-    assert "exceeds" in compare(output, strict)[1]
+    strictly = []
+    for seed in (0, 6, 35, 97, 195, 203):
+        inputs = KERNEL.inputs(problem, "normal", torch.Generator().manual_seed(seed))
+        q, k, v = (t for t in (inputs["q"], inputs["k"], inputs["v"]) if t is not None)
+        output = in_order(torch.softmax(in_order(q, k.mT) / 128**0.5, -1), v)
+        (wanted,) = expected_outputs(KERNEL, inputs, problem)
+        assert compare(output, wanted)[1] == ""
+        with monkeypatch.context() as without:
+            without.setattr(gate, "input_roundings", lambda given: 0)
+            (strict,) = expected_outputs(KERNEL, inputs, problem)
+        strictly.append(compare(output, strict)[1])
+    assert any("exceeds" in said for said in strictly)
 
 
 PRODUCTS = [("float32", "fma"), ("float32", "tiles"), ("bfloat16", "fma"), ("bfloat16", "dot"), ("bfloat16", "tiles")]
