@@ -186,7 +186,7 @@ _FIT_POINTS = 96
 _ENOUGH = 4
 """Candidates that must have passed before a prediction means anything."""
 _WEIGHT = 0.5
-"""Typical weight of a parameter: exp(-0.5) is the local part of the correlation of points that differ in it alone, end to end."""
+"""Typical weight of a parameter: exp(-0.5) is the local part of the correlation of points an end apart in it alone."""
 _WEIGHT_BOUNDS = (0.01, 20.0)
 _ADDITIVE = 0.8
 """Share of the covariance that is a sum over parameters: what one of them does is known from all points, whatever the others
