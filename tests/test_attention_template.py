@@ -189,7 +189,7 @@ def test_honest_sums_are_right_whatever_luck_pytorch_has(monkeypatch: pytest.Mon
             without.setattr(gate, "input_roundings", lambda given: 0)
             (strict,) = expected_outputs(KERNEL, inputs, problem)
         strictly.append(compare(output, strict)[1])
-    assert any("exceeds" in said for said in strictly)
+    assert sum("exceeds" in said for said in strictly) > len(strictly) / 2
 
 
 PRODUCTS = [("float32", "fma"), ("float32", "tiles"), ("bfloat16", "fma"), ("bfloat16", "dot"), ("bfloat16", "tiles")]

@@ -186,7 +186,7 @@ _FIT_POINTS = 96
 _ENOUGH = 4
 """Candidates that must have passed before a prediction means anything."""
 _WEIGHT = 0.5
-"""Typical weight of a parameter: exp(-0.5) is the local part of the correlation of points an end apart in it alone."""
+"""Typical weight of a parameter: over its whole range the local part of the correlation falls to exp(-0.5)."""
 _WEIGHT_BOUNDS = (0.01, 20.0)
 _ADDITIVE = 0.8
 """Share of the covariance that is a sum over parameters: what one of them does is known from all points, whatever the others
