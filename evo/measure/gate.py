@@ -354,7 +354,7 @@ class Gate:
         outside = torch.stack(invocation.workspace.changes()).tolist() if invocation.workspace.tensors else []
         outcome = values[len(memory.layout.fixed) :]
         error: float | None = 0.0
-        last, reason = trial.expected[-1], ""
+        last, reason = next((e for e in trial.expected if not e.exact), trial.expected[-1]), ""
         for i, e in enumerate(trial.judged):
             found: float | None = 0.0
             if trial.first is None:

@@ -1,0 +1,146 @@
+"""A kernel that gives positions beside values, bool and bytes, on the whole way from `evo check` to an exported function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ended import run_python
+
+STATEMENT = """
+from evo.problem.kernel import Argument, Kernel, LaunchPlan
+from evo.problem.space import Ordinal, Space
+
+KERNEL = Kernel(
+    name="largest",
+    dtypes={"cpu": ("float32",)},
+    arguments=(
+        Argument(name="x", kind="input", shape=("rows", "cols")),
+        Argument(name="values", kind="output", shape=("rows",)),
+        Argument(name="indices", kind="output", dtype="int64", shape=("rows",), ties=("x", 1)),
+    ),
+    reference=lambda inputs, workload: inputs["x"].max(dim=1),
+    workloads={"cpu": ("rows=300,cols=200,dtype=float32",)},
+    space=Space(parameters=(Ordinal(name="unroll", values=(1, 2, 4)),)),
+    plan=lambda target, point, workload: LaunchPlan(threads=1),
+)
+"""
+SOURCE = """
+extern "C" void largest(const float* x, float* values, long long* indices, long long rows, long long cols) {
+    for (long long r = 0; r < rows; ++r, x += cols) {
+        long long at = 0;
+        #pragma GCC unroll {{ p.unroll }}
+        for (long long c = 1; c < cols; ++c)
+            if (x[at] == x[at] && (x[c] >= x[at] || x[c] != x[c])) at = c;
+        values[r] = x[at];
+        indices[r] = at;
+    }
+}
+"""
+FRONTEND = '''
+import sys
+
+import torch
+
+from . import PACKAGE
+from .runtime import Dispatch, addresses
+
+__all__ = ["largest", "explain"]
+
+
+def largest(x):
+    found = served(DISPATCH, x)
+    return tuple(x.max(-1)) if found is None else found
+
+
+def served(table, x):
+    found = _find(table, x)
+    if isinstance(found, str):
+        return None
+    values, indices = x.new_empty(len(x)), x.new_empty(len(x), dtype=torch.int64)
+    ran = found[0](*found[1], values.data_ptr(), indices.data_ptr(), *found[0].sizes)
+    return (values, indices) if ran else None
+
+
+def _find(table, x):
+    where = addresses(x)
+    if isinstance(where, str):
+        return where
+    if x.dim() != 2 or not x.is_contiguous():
+        return "x is no dense matrix"
+    call = table[x.get_device(), x.dtype, *x.shape]
+    return call if isinstance(call, str) else (call, where)
+
+
+def explain(x):
+    found = _find(DISPATCH, x)
+    return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}{found[0].how}"
+
+
+def exact(x):
+    return x.double().max(-1)
+
+
+def timed(sizes, dtype, device, seed):
+    generator = torch.Generator(device).manual_seed(seed)
+    return (torch.randn(sizes["rows"], sizes["cols"], generator=generator, device=device).to(dtype),)
+
+
+def cases(sizes, dtype, device, seed):
+    yield "as timed", timed(sizes, dtype, device, seed)
+    yield "equal elements", (timed(sizes, dtype, device, seed)[0].round(),)
+    yield "a transposed view", (timed(sizes, dtype, device, seed)[0].T,)
+
+
+SUBJECT, ORIGINAL = largest, lambda x: x.max(-1)
+DISPATCH = Dispatch(PACKAGE, sys.modules[__name__])
+variants = DISPATCH.variants
+'''
+SEARCH = ("search", "largest", "--target", "cpu", "--finalists", "1", "--evaluations")
+
+
+def write(folder: Path, statement: str = STATEMENT, source: str = SOURCE) -> None:
+    folder.mkdir()
+    (folder / "kernel.py").write_text(statement)
+    (folder / "cpu.cpp.j2").write_text(source)
+    (folder / "frontend.py").write_text(FRONTEND)
+
+
+def test_positions_go_through_check_search_finals_resume_and_export(here: Any, tmp_path: Path) -> None:
+    write(tmp_path / "largest")
+    checked = here("check", "largest", "--target", "cpu", "--cases", "32")
+    assert (checked.code, checked.err) == (0, ""), checked
+    assert "1 of 1 passed the gate and 32 random cases, 1 of 1 at the size that is timed" in checked.out
+    searched = here(*SEARCH, "2")
+    assert searched.code == 0, searched
+    assert "confirmed: " in searched.out
+    assert here("resume", "latest", "--evaluations", "3").code == 0
+    name = here("best", "--json").document[0]["candidate"]
+    cases = here("check", name, "--json").document["workloads"][0]["cases"]
+    assert all(c["passed"] and c["error"] == 0.0 for c in cases), "the figures are of the values"
+    assert here("show", name).code == 0
+    assert here("bench", "largest", "--target", "cpu").code == 0
+    assert here("report", "latest", "--out", "report.html").code == 0
+    assert here("export", "latest", "--out", "exported").code == 0
+    for more in ((), ("--cases", "20", "--json")):
+        right = run_python(tmp_path, "-m", "exported", "check", *more)
+        assert right.returncode == 0, right
+    assert run_python(tmp_path, "-m", "exported", "bench", "--rounds", "2").returncode == 0
+    path = tmp_path / "exported" / "manifest.json"
+    assert path.read_text().count('"ties"') == 1
+    path.write_text(path.read_text().replace('"ties"', '"other"'))
+    strict = run_python(tmp_path, "-m", "exported", "check")
+    assert strict.returncode == 1
+    assert "WRONG  equal elements: " in strict.stdout, strict
+    assert " of 300 elements are wrong or were never written: " in strict.stdout
+
+
+def test_the_first_of_equal_elements_is_right_alone_where_nothing_else_is_stated(here: Any, tmp_path: Path) -> None:
+    write(tmp_path / "largest", STATEMENT.replace(', ties=("x", 1)', ""))
+    refused = here("check", "largest", "--target", "cpu", "--json")
+    assert refused.code == 1
+    (branch,) = refused.document["branches"]
+    smallest = "cols=2,dtype=float32,data=constant: indices: 1 of 1 elements are wrong or were never written: 1 at [0] instead of 0"
+    assert smallest in str(branch)
