@@ -130,25 +130,28 @@ def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
 
 def _wrong(output: torch.Tensor, expected: Expected) -> torch.Tensor:
     """Elements of an exact output that are neither the reference's nor, where ties are allowed, as good."""
-    wrong = _numbers(output) != _numbers(expected.reference)
     if expected.ties is None:
-        return wrong
+        return _numbers(output) != _numbers(expected.reference)
     elements, axis = expected.ties[0], expected.ties[1] % expected.ties[0].ndim
     at, wanted = (t.long() if t.ndim == elements.ndim else t.long().unsqueeze(axis) for t in (output, expected.reference))
     inside = (at >= 0) & (at < elements.shape[axis])
     named, right = elements.gather(axis, at.where(inside, 0)), elements.gather(axis, wanted)
     tied = inside & ((named == right) | ((named != named) & (right != right)))
-    if output.ndim == elements.ndim:  # several positions of each row, of which none may be there twice
-        tied &= ~_repeated(at, axis) | _repeated(wanted, axis).any(axis, keepdim=True)
-    return ~tied.view(output.shape)
+    return ~tied.view(output.shape) | _repeated(output, expected)
 
 
-def _repeated(positions: torch.Tensor, axis: int) -> torch.Tensor:
-    """Where along an axis a position stands a second time."""
-    ordered, order = positions.sort(dim=axis, stable=True)
-    again = torch.zeros_like(positions, dtype=torch.bool)
-    again.narrow(axis, 1, max(0, again.shape[axis] - 1)).copy_(ordered.diff(dim=axis) == 0)
-    return torch.zeros_like(again).scatter(axis, order, again)
+def _repeated(output: torch.Tensor, expected: Expected) -> torch.Tensor:
+    """Positions that stand in an output a second time in a row along the axis of its ties, where the reference has none
+    twice."""
+    if expected.ties is None or output.ndim < expected.ties[0].ndim:
+        return torch.zeros_like(output, dtype=torch.bool)
+    axis, repeated = expected.ties[1], list[torch.Tensor]()
+    for positions in (output, expected.reference):
+        ordered, order = positions.sort(dim=axis, stable=True)
+        again = torch.zeros_like(positions, dtype=torch.bool)
+        again.narrow(axis, 1, max(0, again.shape[axis] - 1)).copy_(ordered.diff(dim=axis) == 0)
+        repeated.append(torch.zeros_like(again).scatter(axis, order, again))
+    return repeated[0] & ~repeated[1].any(axis, keepdim=True)
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,9 +197,8 @@ def verdict(
     measured, wrong, missing, lean, flushed, turned = found
     if expected.exact:
         first = _at(output, expected, lambda output, _: _wrong(output, expected).int()) if wrong else ""
-        tied = " (or the position of an equal element, none twice)" if first and expected.ties else ""
         what = f"{wrong:.0f} of {expected.reference.numel()} elements are wrong or were never written"
-        return None, f"{what}{first}{tied}" if wrong else ""
+        return None, f"{what}{first}" if wrong else ""
     if missing:
         lost = _at(output, expected, lambda output, _: (~_agrees(output, expected) & ~expected.finite).int())
         return None, f"{missing:.0f} of {int((~expected.finite).sum())} NaN or Inf of the reference are lost{lost}"
@@ -226,13 +228,15 @@ def _at(output: torch.Tensor | None, expected: Expected, found: Callable[..., to
         return ""
     given, right = _numbers(output), _numbers(expected.reference)
     error = (given.double() - right).abs()
-    place, at = int(found(output, error).flatten().argmax()), list[int]()
+    place, at = int(found(output, error).argmax()), list[int]()
+    twice = expected.exact and bool(_repeated(output, expected).flatten()[place])
     result, off, wanted = (t.flatten()[place].item() for t in (given, error, right))
     for size in reversed(error.shape):  # torch.unravel_index imports for half a second
         place, here = divmod(place, size)
         at.insert(0, here)
     if expected.exact:
-        return f": {result} at {at} instead of {wanted}"
+        equal = " or another position of an equal element" if expected.ties else ""
+        return f": {result} at {at}, where it stands a second time" if twice else f": {result} at {at} instead of {wanted}{equal}"
     return f": {result:.6g} at {at} instead of {wanted:.6g}" + (f" ({off:.3g} off)" if math.isfinite(off) else "")
 
 

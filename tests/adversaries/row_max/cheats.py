@@ -9,6 +9,7 @@ _WRONG = "are wrong or were never written"
 ALL = (
     Cheat(name="honest", stage="", reason=""),
     Cheat(name="honest_with_the_last_place", stage="", reason=""),
+    Cheat(name="honest_with_the_two_exchanged", stage="", reason=""),
     # Of several positions, another than the kernel states.
     Cheat(name="last_of_equal", reason=f"indices: 67 of 67 elements {_WRONG}: 299 at [0] instead of 0", case="constant"),
     Cheat(name="lowest_lane_first", reason=_WRONG, case="repeated"),
@@ -19,6 +20,8 @@ ALL = (
     Cheat(name="ignores_nan", reason="", case="non_finite"),
     Cheat(name="minus_one_for_nan", reason=f"{_WRONG}: -1 at", case="non_finite"),
     Cheat(name="place_of_another", reason=f"place: 67 of 67 elements {_WRONG}"),
+    Cheat(name="one_place_twice", reason="where it stands a second time", case="constant"),
+    Cheat(name="the_two_exchanged", reason=f"largest_two: 134 of 134 elements {_WRONG}"),
     Cheat(name="place_past_the_end", reason="at [", case="non_finite"),
     Cheat(name="wrong_index_when_timed", stage="chance", reason="indices: 1 of "),
     # Other bytes than were asked for.
