@@ -584,7 +584,7 @@ def _check_own(kernel: Kernel, case: Case, found: Sequence[Expected]) -> None:
             raise KernelError(
                 f"{kernel.folder / 'kernel.py'}: {_whose_own(kernel)} gives another {e.name} than reference does in float64,"
                 f" in {e.torch_error:.0f} of {e.reference.numel()} elements for case {case.name!r} of {case.workload}: mend"
-                " it, or state `ties` if any position of equal elements will do (integers are compared exactly)"
+                " it, or state `ties` if any position of equal elements will do; rounded integers are not served yet"
             )
         if e.exact:
             continue

@@ -119,7 +119,8 @@ def _wrong_dtype(output: Any, tensor: Any, workload: Any) -> str:
     if stated.is_floating_point or given in (stated, torch.bool) or not tensor.numel():
         return ""
     low, high = (0, 1) if stated is torch.bool else (torch.iinfo(stated).min, torch.iinfo(stated).max)
-    beyond = [n for n in map(int, (tensor.min(), tensor.max())) if not low <= n <= high]
+    whole = tensor.long()
+    beyond = [n for n in map(int, (whole.min(), whole.max())) if not low <= n <= high]
     return f"returns {beyond[0]} in {output.name!r} for {workload.key}, which no {name} is, as is stated" if beyond else ""
 
 

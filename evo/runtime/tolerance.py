@@ -132,26 +132,31 @@ def _wrong(output: torch.Tensor, expected: Expected) -> torch.Tensor:
     """Elements of an exact output that are neither the reference's nor, where ties are allowed, as good."""
     if expected.ties is None:
         return _numbers(output) != _numbers(expected.reference)
-    elements, axis = expected.ties[0], expected.ties[1] % expected.ties[0].ndim
-    at, wanted = (t.long() if t.ndim == elements.ndim else t.long().unsqueeze(axis) for t in (output, expected.reference))
-    inside = (at >= 0) & (at < elements.shape[axis])
-    named, right = elements.gather(axis, at.where(inside, 0)), elements.gather(axis, wanted)
+    elements, axis = expected.ties
+    (at, inside), (wanted, _) = (_positions(t, elements, axis) for t in (output, expected.reference))
+    named, right = elements.gather(axis, at), elements.gather(axis, wanted)
     tied = inside & ((named == right) | ((named != named) & (right != right)))
     return ~tied.view(output.shape) | _repeated(output, expected)
 
 
+def _positions(output: torch.Tensor, elements: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As indices for `gather`, and which of them are there at all: those that are not become 0."""
+    at = output.long() if output.ndim == elements.ndim else output.long().unsqueeze(axis % elements.ndim)
+    inside = (at >= 0) & (at < elements.shape[axis])
+    return at.where(inside, 0), inside
+
+
 def _repeated(output: torch.Tensor, expected: Expected) -> torch.Tensor:
-    """Positions that stand in an output a second time in a row along the axis of its ties, where the reference has none
-    twice."""
+    """Positions that stand several times in a row along the axis of an output's ties, where the reference has none twice."""
     if expected.ties is None or output.ndim < expected.ties[0].ndim:
         return torch.zeros_like(output, dtype=torch.bool)
-    axis, repeated = expected.ties[1], list[torch.Tensor]()
+    elements, axis = expected.ties
+    several = []
     for positions in (output, expected.reference):
-        ordered, order = positions.sort(dim=axis, stable=True)
-        again = torch.zeros_like(positions, dtype=torch.bool)
-        again.narrow(axis, 1, max(0, again.shape[axis] - 1)).copy_(ordered.diff(dim=axis) == 0)
-        repeated.append(torch.zeros_like(again).scatter(axis, order, again))
-    return repeated[0] & ~repeated[1].any(axis, keepdim=True)
+        at, inside = _positions(positions, elements, axis)
+        number = torch.zeros(elements.shape, dtype=torch.int32, device=output.device).scatter_add(axis, at, inside.int())
+        several.append((number.gather(axis, at) > 1) & inside)
+    return several[0] & ~several[1].any(axis, keepdim=True)
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
@@ -229,14 +234,15 @@ def _at(output: torch.Tensor | None, expected: Expected, found: Callable[..., to
     given, right = _numbers(output), _numbers(expected.reference)
     error = (given.double() - right).abs()
     place, at = int(found(output, error).argmax()), list[int]()
-    twice = expected.exact and bool(_repeated(output, expected).flatten()[place])
+    several = expected.exact and bool(_repeated(output, expected).flatten()[place])
     result, off, wanted = (t.flatten()[place].item() for t in (given, error, right))
     for size in reversed(error.shape):  # torch.unravel_index imports for half a second
         place, here = divmod(place, size)
         at.insert(0, here)
     if expected.exact:
         equal = " or another position of an equal element" if expected.ties else ""
-        return f": {result} at {at}, where it stands a second time" if twice else f": {result} at {at} instead of {wanted}{equal}"
+        why = ", which stands there more than once" if several else f" instead of {wanted}{equal}"
+        return f": {result} at {at}{why}"
     return f": {result:.6g} at {at} instead of {wanted:.6g}" + (f" ({off:.3g} off)" if math.isfinite(off) else "")
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from evo.export import find_exporter
+from evo.runtime.package import LaunchPlan
 from tests.ended import run_python
+from tests.export.exports import request_for
 
 STATEMENT = """
 from evo.problem.kernel import Argument, Kernel, LaunchPlan
@@ -98,6 +103,26 @@ SUBJECT, ORIGINAL = largest, lambda x: x.max(-1)
 DISPATCH = Dispatch(PACKAGE, sys.modules[__name__])
 variants = DISPATCH.variants
 '''
+FORMATS = """
+[flashinfer-bench]
+name = "largest_c{{ cols }}"
+op_type = "largest"
+axes = { rows = "rows", cols = "cols" }
+inputs = { x = ["rows", "cols"] }
+outputs = { values = ["rows"], indices = ["rows"] }
+reference = "def run(x): return x.max(-1)"
+run = "def run(x): return largest(x)"
+
+[kernelbench]
+problem = "none"
+model = ""
+model_new = ""
+"""
+CUDA = """
+extern "C" __global__ void largest(const float* x, float* values, long long* indices, long long rows, long long cols) {
+    if (unroll > 4) values[0] = x[0];
+}
+"""
 SEARCH = ("search", "largest", "--target", "cpu", "--finalists", "1", "--evaluations")
 
 
@@ -106,6 +131,7 @@ def write(folder: Path, statement: str = STATEMENT, source: str = SOURCE) -> Non
     (folder / "kernel.py").write_text(statement)
     (folder / "cpu.cpp.j2").write_text(source)
     (folder / "frontend.py").write_text(FRONTEND)
+    (folder / "formats.toml").write_text(FORMATS)
 
 
 def test_positions_go_through_check_search_finals_resume_and_export(here: Any, tmp_path: Path) -> None:
@@ -128,6 +154,10 @@ def test_positions_go_through_check_search_finals_resume_and_export(here: Any, t
         right = run_python(tmp_path, "-m", "exported", "check", *more)
         assert right.returncode == 0, right
     assert run_python(tmp_path, "-m", "exported", "bench", "--rounds", "2").returncode == 0
+    assert here("export", "latest", "--format", "flashinfer-bench", "--out", "dataset").code == 0
+    (definition,) = (tmp_path / "dataset").glob("definitions/*/*.json")
+    outputs = json.loads(definition.read_text())["outputs"]
+    assert {name: output["dtype"] for name, output in outputs.items()} == {"values": "float32", "indices": "int64"}
     path = tmp_path / "exported" / "manifest.json"
     assert path.read_text().count('"ties"') == 1
     path.write_text(path.read_text().replace('"ties"', '"other"'))
@@ -137,16 +167,32 @@ def test_positions_go_through_check_search_finals_resume_and_export(here: Any, t
     assert " of 300 elements are wrong or were never written: " in strict.stdout
 
 
+def test_kernelbench_is_given_tensors_each_of_its_own_dtype(tmp_path: Path) -> None:
+    write(tmp_path / "largest", STATEMENT.replace('"cpu"', '"cuda"'))
+    (tmp_path / "largest" / "cuda.cu").write_text(CUDA)
+    workload, kernel = "rows=4,cols=8,dtype=float32", str(tmp_path / "largest")
+    _, files = find_exporter("kernelbench").contents(request_for("cuda", "sm_89", tmp_path, workload, kernel=kernel))
+    (new,) = (data.decode() for name, data in files.items() if name.endswith("_new.py"))
+    assert "\nDTYPES = ['float32', 'float32', 'int64', '', '']" in new
+    launch = new[new.index("def launch(") : new.index("key = (device")].replace("v.is_cuda", "True") + "return plain"
+    given = {"torch": torch, "PLAN": LaunchPlan(threads=1), "DTYPES": ["float32", "float32", "int64", "", ""]}
+    exec(launch, given)
+    x, values, indices = torch.zeros(4, 8), torch.zeros(4), torch.zeros(4, dtype=torch.int64)
+    assert given["launch"]({}, x, values, indices, 4, 8)[2] == indices.data_ptr()
+    with pytest.raises(RuntimeError, match=r"takes an aligned int64 tensor on one GPU, got torch.float32"):
+        given["launch"]({}, x, values, values, 4, 8)
+
+
 def test_the_first_of_equal_elements_is_right_alone_where_nothing_else_is_stated(here: Any, tmp_path: Path) -> None:
     write(tmp_path / "largest", STATEMENT.replace(', ties=("x", 1)', ""))
     refused = here("check", "largest", "--target", "cpu", "--json")
     assert refused.code == 1
     (branch,) = refused.document["branches"]
-    smallest = "cols=2,dtype=float32,data=constant: indices: 1 of 1 elements are wrong or were never written: 1 at [0] instead of 0"
-    assert smallest in str(branch)
+    wrong = "indices: 1 of 1 elements are wrong or were never written: 1 at [0] instead of 0"
+    assert f"cols=2,dtype=float32,data=constant: {wrong}" in str(branch)
 
 
-def test_integers_where_floating_point_is_stated_are_one_sentence_before_anything_is_timed(here: Any, tmp_path: Path) -> None:
+def test_integers_where_floating_point_is_stated_are_one_sentence_before_a_search(here: Any, tmp_path: Path) -> None:
     write(tmp_path / "largest", STATEMENT.replace('dtype="int64", ', "").replace(', ties=("x", 1)', ""))
     for command in (("check", "largest", "--target", "cpu"), (*SEARCH, "1"), ("bench", "largest", "--target", "cpu")):
         ended = here(*command)

@@ -127,7 +127,8 @@ def test_the_entry_point_its_parameters_and_macros_that_nothing_defines_are_foun
     assert [name for name, (kind, _) in found.items() if kind == "output"] == ["C"]
     assert [w.key for w in kernel.workloads["cuda"]] == ["M=1024,N=1024,K=512,dtype=float16,alpha=1.0"]
     assert kernel.compile_time_dims == {"cuda": ("K",)}
-    (tmp_path / "top.cu").write_text("__global__ void top(const float* x, long long* at, bool* is, unsigned char* q, int n) {}")
+    integers = "const float* x, long long* at, bool* is, unsigned char* q, int n"
+    (tmp_path / "top.cu").write_text(f"__global__ void top({integers}) {{}}")
     assert here("new", "top", "--cu", "top.cu").code == 0
     text = (tmp_path / "top" / "kernel.py").read_text()
     for name, dtype in (("at", "int64"), ("is", "bool"), ("q", "uint8")):

@@ -20,7 +20,7 @@ ALL = (
     Cheat(name="ignores_nan", reason="", case="non_finite"),
     Cheat(name="minus_one_for_nan", reason=f"{_WRONG}: -1 at", case="non_finite"),
     Cheat(name="place_of_another", reason=f"place: 67 of 67 elements {_WRONG}"),
-    Cheat(name="one_place_twice", reason="where it stands a second time", case="constant"),
+    Cheat(name="one_place_twice", reason="which stands there more than once", case="constant"),
     Cheat(name="the_two_exchanged", reason=f"largest_two: 134 of 134 elements {_WRONG}"),
     Cheat(name="place_past_the_end", reason="at [", case="non_finite"),
     Cheat(name="wrong_index_when_timed", stage="chance", reason="indices: 1 of "),
