@@ -570,7 +570,11 @@ def figures(error: float | None, output: Expected) -> dict[str, Any]:
 
 
 def _tolerance(kernel: Kernel, output: Argument, workload: Workload) -> Tolerance:
-    return kernel.own_tolerance(workload, output.name) or kernel.tolerance[output.dtype_of(workload)]
+    dtype = output.dtype_of(workload)
+    if (found := kernel.own_tolerance(workload, output.name) or kernel.tolerance.get(dtype)) is None:
+        where = f"{kernel.folder / 'kernel.py'}: `tolerance` has none for {dtype}, of which output {output.name!r} is stated"
+        raise KernelError(f"{where}: give it one, or the output another dtype")
+    return found
 
 
 def _whose_own(kernel: Kernel) -> str:

@@ -113,9 +113,9 @@ def _wrong_dtype(output: Any, tensor: Any, workload: Any) -> str:
     stated, given = getattr(torch, output.dtype_of(workload)), tensor.dtype
     name, returned = f"{stated}".removeprefix("torch."), f"{given}".removeprefix("torch.")
     if given.is_complex or given.is_floating_point != stated.is_floating_point:
-        other = f"state dtype={returned!r} for it, or " if stated.is_floating_point and not given.is_complex else ""
+        other = "problem" if given.is_floating_point or given.is_complex else returned
         where = f"returns {output.name!r} as {returned} for {workload.key}, where {name} is stated"
-        return f"{where}: {other}convert it, as by .to({stated})"
+        return f"{where}: state dtype={other!r} for it, or convert it, as by .to({stated})"
     if stated.is_floating_point or given in (stated, torch.bool) or not tensor.numel():
         return ""
     low, high = (0, 1) if stated is torch.bool else (torch.iinfo(stated).min, torch.iinfo(stated).max)

@@ -59,7 +59,7 @@ RETURNS = [
     ("reference", "inputs['x'][:1]", "`reference` returns 'y' of shape [1] for n=4096,dtype=float32, where [4096]"),
     ("reference", "inputs['x'] > 0", "'y' as bool for n=4096,dtype=float32, where float32 is stated: state dtype='bool'"),
     ("reference", "inputs['x'].long()", "'y' as int64 for n=4096,dtype=float32, where float32 is stated: state"),
-    ("reference", "inputs['x'] * 1j", "'y' as complex128 for n=4096,dtype=float32, where float32 is stated: convert it"),
+    ("reference", "inputs['x'] * 1j", "'y' as complex128 for n=4096,dtype=float32, where float32 is stated"),
     ("baselines", "inputs['x'].int()", "the reference baseline 'torch' returns 'y' as int32 for n=4096,dtype=float32"),
     ("baselines", "None", "the reference baseline 'torch' returns no tensor for 'y', but None"),
     ("cost", "None", "`cost` must return a Cost, and returns None"),
@@ -138,7 +138,7 @@ def test_a_statement_that_does_not_fit_itself(tmp_path: Path, was: str, becomes:
 @pytest.mark.parametrize(
     ("dtype", "returned", "said"),
     [
-        ("uint8", "inputs['x'].round()", "'y' as float64 for n=4096,dtype=float32, where uint8 is stated: convert"),
+        ("uint8", "inputs['x'].round()", "'y' as float64 for n=4096,dtype=float32, where uint8 is stated: state"),
         ("uint8", "256 * inputs['x'].long()", "returns 256 in 'y' for n=4096,dtype=float32, which no uint8 is"),
         ("int8", "-129 * inputs['x'].long()", "returns -129 in 'y' for n=4096,dtype=float32, which no int8 is"),
         ("bool", "2 * inputs['x'].long()", "returns 2 in 'y' for n=4096,dtype=float32, which no bool is, as is stated"),
