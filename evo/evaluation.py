@@ -146,7 +146,7 @@ class Check:
     case: str
     passed: bool
     error: float | None = None
-    """max |output - reference|; None where no number could be had."""
+    """max |output - reference|; None where no number could be had, and of integers, which are right or wrong."""
     allowed: float | None = None
     torch_error: float | None = None
     reason: str = ""

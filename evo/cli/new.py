@@ -28,7 +28,8 @@ _TYPES = {
     "int32": ("int", "unsigned", "unsigned int", "int32_t", "uint32_t", "int2", "int4"),
     "int64": ("long", "long long", "unsigned long", "unsigned long long", "int64_t", "uint64_t", "size_t"),
     "int8": ("char", "signed char", "int8_t"),
-    "uint8": ("unsigned char", "uint8_t", "bool"),
+    "uint8": ("unsigned char", "uint8_t"),
+    "bool": ("bool",),
 }
 _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
 
@@ -139,9 +140,6 @@ def _facts(text: str, file: Path, entry: str, numbers: Mapping[str, int]) -> dic
                 f"{file}: parameter {a.name!r} of {entry} is neither a pointer nor an int, long long or float: change it, or"
                 " make it a macro"
             )
-    for a in tensors:
-        if a.kind == "output" and a.dtype not in ("", *DTYPE_BYTES):
-            raise UsageError(f"{file}: {a.name!r} of {entry} is written as {a.dtype}, but results must be floating-point")
     dtype = next((a.dtype for a in tensors if a.dtype in DTYPE_BYTES), "float32")
     sizes = [a.name for a in scalars if a.dtype != "float32"]
     # A large number, or one named by a single letter, is rather a size of the problem than a choice.

@@ -21,7 +21,7 @@ from evo.evaluation import Binary
 from evo.export import ExportItem, ExportRequest, sha256_of
 from evo.problem.formats import all_tables, unfit
 from evo.problem.genome import Genome
-from evo.problem.kernel import DTYPE_BYTES, Kernel, LaunchPlan, Workload
+from evo.problem.kernel import DTYPE_BYTES, INTEGER_BYTES, Argument, Kernel, LaunchPlan, Workload
 from evo.problem.render import Source, render
 from evo.problem.space import Point
 from evo.runtime import cpu
@@ -37,7 +37,7 @@ _WITHIN_ELSEWHERE = 0.1
 architecture's."""
 _SLOWEST_ELSEWHERE = 1.5
 _SHARED = "a variant that serves several workloads is nearly as fast"
-_BYTES = {**DTYPE_BYTES, "int32": 4, "int64": 8}
+_BYTES = {**DTYPE_BYTES, **INTEGER_BYTES}
 _TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created")
 _PSABI = {
     "x86-64": "sse sse2",
@@ -126,7 +126,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             "digest": kernel.digest,
             "entry": kernel.entry,
             "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
-            "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype} for a in kernel.arguments],
+            "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype, **_ties(kernel, a)} for a in kernel.arguments],
             "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
         },
         "measured_on": [dict(part.environment) for part in parts],
@@ -136,6 +136,15 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
         "left_out": left_out,
     }
     return manifest, files
+
+
+def _ties(kernel: Kernel, output: Argument) -> dict[str, Any]:
+    """The axis is counted from the last, as a function may take more axes before those of the kernel."""
+    if output.ties is None:
+        return {}
+    name, axis = output.ties
+    axes = next(len(a.shape) for a in kernel.arguments if a.name == name)
+    return {"ties": (name, axis % axes - axes)}
 
 
 def _fitting(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[list[ExportRequest], list[dict[str, str]]]:

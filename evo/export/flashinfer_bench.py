@@ -111,6 +111,7 @@ def _definition(kernel: Kernel, table: _Json, name: str, request: ExportRequest)
     values = values_of(workload)
     optional = table.get("optional", {})
     inputs = {n: shape for n, shape in table["inputs"].items() if n not in optional or values[optional[n]]}
+    dtypes = {a.name: a.dtype_of(workload) for a in kernel.arguments}
     return {
         "name": name,
         "description": f"{kernel.title}, as {kernel.replaces} computes it.",
@@ -118,7 +119,9 @@ def _definition(kernel: Kernel, table: _Json, name: str, request: ExportRequest)
         "tags": ["status:verified"],
         "axes": axes,
         "inputs": {n: {"shape": shape, "dtype": workload.dtype} for n, shape in inputs.items()},
-        "outputs": {n: {"shape": shape, "dtype": workload.dtype} for n, shape in table["outputs"].items()},
+        "outputs": {
+            n: {"shape": shape, "dtype": dtypes.get(n, workload.dtype)} for n, shape in table["outputs"].items()
+        },
         "reference": fill(table["reference"], values | {"inputs": list(inputs)}).lstrip("\n"),
     }
 

@@ -66,6 +66,7 @@ def _contents(request: ExportRequest) -> Contents:
             "launch_plan": getsource(LaunchPlan),
             "plan": LaunchPlan(**v["launch"]),
             "words": "".join("Q" if a.kind != "scalar" else _WORDS[a.dtype_of(workload)] for a in kernel.arguments),
+            "dtypes": [a.dtype_of(workload) if a.kind != "scalar" else "" for a in kernel.arguments],
             "model_new": fill(table["model_new"], values_of(workload)),
         }
         files[f"{stem}_new.py"] = fill(_MODEL_NEW.read_text(encoding="utf-8"), values).encode()

@@ -47,7 +47,16 @@ from evo.measure.cases import MOST_BYTES, draw_inputs, simpler
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
 from evo.problem.space import Point
 from evo.problem.stated import call_stated, mistake, wrong_outputs
-from evo.runtime.tolerance import FINDINGS, Expected, compare, expected, findings, input_roundings, verdict
+from evo.runtime.tolerance import (
+    FINDINGS,
+    Expected,
+    compare,
+    expected,
+    expected_exactly,
+    findings,
+    input_roundings,
+    verdict,
+)
 from evo.targets import Session
 
 _FEW_ELEMENTS, _DRAWS = 1 << 14, 8
@@ -172,8 +181,11 @@ class Gate:
         def image(inputs: Tensors, expected: tuple[Expected, ...], guard: int) -> Memory:
             made = Memory(layout, device)
             made.fill(inputs, guard)
-            for e in expected:  # NaN, but where NaN may be expected
-                made.outputs[e.name].fill_(float("nan") if e.all_finite else _ODD_VALUE)
+            for e in expected:  # NaN, but where NaN may be expected; of integers, none that is right
+                if e.exact:
+                    bits(made.outputs[e.name]).copy_(~bits(e.reference))
+                else:
+                    made.outputs[e.name].fill_(float("nan") if e.all_finite else _ODD_VALUE)
             return made
 
         data = draw_inputs(self._kernel, case, generator)
@@ -251,9 +263,7 @@ class Gate:
         return Check(
             case=prepared.case.name,
             passed=not reason,
-            error=error,
-            allowed=judged.largest_allowed,
-            torch_error=judged.torch_error,
+            **figures(error, judged),
             reason=reason,
             seed=prepared.seed,
         )
@@ -337,21 +347,23 @@ class Gate:
             self._session.synchronize()
 
     def _try(self, invocation: Invocation, case: Case, trial: _Trial) -> tuple[float | None, Expected, str]:
-        """(largest error, the output it is of, reason for refusal or "")."""
+        """(largest error, the output it is of, reason for refusal or ""); of outputs that are right, one that has errors."""
         memory = trial.memory
         self._launch(invocation, case, trial, None)
         values = (trial.flags or partial(_flags, trial))().tolist()
         outside = torch.stack(invocation.workspace.changes()).tolist() if invocation.workspace.tensors else []
         outcome = values[len(memory.layout.fixed) :]
         error: float | None = 0.0
-        last, reason = trial.expected[-1], ""
+        last, reason = next((e for e in trial.expected if not e.exact), trial.expected[-1]), ""
         for i, e in enumerate(trial.judged):
-            last = e
+            found: float | None = 0.0
             if trial.first is None:
-                error, reason = verdict(tuple(outcome[FINDINGS * i : FINDINGS * (i + 1)]), memory.outputs[e.name], e)
+                found, reason = verdict(tuple(outcome[FINDINGS * i : FINDINGS * (i + 1)]), memory.outputs[e.name], e)
             elif outcome[i]:
-                error, reason = compare(memory.outputs[e.name], e)
+                found, reason = compare(memory.outputs[e.name], e)
                 reason = reason or "result differs between repeats"
+            if reason or not e.exact:
+                error, last = found, e
             if reason:
                 reason = f"{e.name}: {reason}"
                 break
@@ -370,7 +382,7 @@ class Gate:
 
     def _cause(self, invocation: Invocation, case: Case, trial: _Trial) -> str:
         """What a wrong result depends on, found by launching again with one thing changed; "" if it is simply wrong."""
-        wrong = {n: o.clone() for n, o in trial.memory.outputs.items()}
+        wrong = {n: bits(o).clone() for n, o in trial.memory.outputs.items()}
 
         def differs(trial: _Trial, shared: int = NAN) -> bool:
             self._launch(invocation, case, trial, partial(self._begin, trial, shared))
@@ -383,7 +395,7 @@ class Gate:
         quiet = Memory(trial.memory.layout, self._session.device)
         quiet.fill(trial.inputs, ZERO)
         for e in trial.expected:
-            quiet.outputs[e.name].copy_(trial.image.outputs[e.name])
+            bits(quiet.outputs[e.name]).copy_(bits(trial.image.outputs[e.name]))
         if differs(replace(trial, image=quiet)):
             return "it depends on memory outside its inputs"
         if self._hazards is not None and differs(trial, ZERO):
@@ -520,10 +532,15 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload, data: 
     outputs = {a.name: (a, getattr(torch, a.dtype_of(workload))) for a in kernel.outputs(workload)}
     own = stated_outputs(kernel, _whose_own(kernel), same_dtype, inputs, workload)
     own = {name: own[name].to(dtype) for name, (_, dtype) in outputs.items() if name in own}
-    compared = {name: references[name] for name, (_, dtype) in outputs.items() if name in own and dtype.itemsize > 2}
+    wide_outputs = [name for name, (_, dtype) in outputs.items() if dtype.is_floating_point and dtype.itemsize > 2]
+    compared = {name: references[name] for name in wide_outputs if name in own}
     roundings = _roundings(kernel, wide, workload, compared)
     found = []
     for name, (argument, dtype) in outputs.items():
+        if not dtype.is_floating_point:
+            right = references[name].to(dtype)
+            found.append(expected_exactly(name, right, own.get(name), _ties(kernel, argument, inputs, right, workload)))
+            continue
         tolerance = _tolerance(kernel, argument, workload)
         numbers = (tolerance.atol, tolerance.rtol, tolerance.torch_factor)
         kept = [k for k in tolerance.keeps if k != "rounding" or data in ("", kernel.data[0])]
@@ -531,8 +548,33 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload, data: 
     return tuple(found)
 
 
+def _ties(
+    kernel: Kernel, output: Argument, inputs: Tensors, right: torch.Tensor, workload: Workload
+) -> tuple[torch.Tensor, int] | None:
+    """See `Argument.ties`. Raises KernelError where the reference names no position."""
+    if output.ties is None or (elements := inputs[output.ties[0]]) is None:
+        return None
+    name, axis = output.ties
+    size = elements.shape[axis]
+    if beyond := [n for n in map(int, (right.min(), right.max())) if not 0 <= n < size] if right.numel() else []:
+        fault = f"returns {beyond[0]} in {output.name!r} for {workload.key}, which is no position in the {size} of"
+        raise mistake(kernel, "`reference`", kernel.reference, f"{fault} axis {axis} of {name!r}, as `ties` states")
+    return elements, axis
+
+
+def figures(error: float | None, output: Expected) -> dict[str, Any]:
+    """The numbers of a Check; None of an exact output, which has no error."""
+    if output.exact:
+        return {"error": None, "allowed": None, "torch_error": None}
+    return {"error": error, "allowed": output.largest_allowed, "torch_error": output.torch_error}
+
+
 def _tolerance(kernel: Kernel, output: Argument, workload: Workload) -> Tolerance:
-    return kernel.own_tolerance(workload, output.name) or kernel.tolerance[output.dtype_of(workload)]
+    dtype = output.dtype_of(workload)
+    if (found := kernel.own_tolerance(workload, output.name) or kernel.tolerance.get(dtype)) is None:
+        where = f"{kernel.folder / 'kernel.py'}: `tolerance` has none for {dtype}, of which output {output.name!r} is stated"
+        raise KernelError(f"{where}: give it one, or the output another dtype")
+    return found
 
 
 def _whose_own(kernel: Kernel) -> str:
@@ -542,6 +584,14 @@ def _whose_own(kernel: Kernel) -> str:
 def _check_own(kernel: Kernel, case: Case, found: Sequence[Expected]) -> None:
     """PyTorch's result would excuse whatever is as wrong. Raises KernelError."""
     for e, argument in zip(found, kernel.outputs(case.workload), strict=True):
+        if e.exact and e.torch_error:
+            raise KernelError(
+                f"{kernel.folder / 'kernel.py'}: {_whose_own(kernel)} gives another {e.name} than reference does in float64,"
+                f" in {e.torch_error:.0f} of {e.reference.numel()} elements for case {case.name!r} of {case.workload}: mend"
+                " it, or state `ties` if any position of equal elements will do; rounded integers are not served yet"
+            )
+        if e.exact:
+            continue
         tolerance = _tolerance(kernel, argument, case.workload)
         largest = float(torch.where(e.finite, e.reference.abs(), 0.0).max()) if e.reference.numel() else 0.0
         if e.torch_error > _WRONG * (tolerance.atol + tolerance.rtol * largest):

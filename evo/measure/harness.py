@@ -28,6 +28,7 @@ from evo.measure.gate import (
     PreparedCase,
     allocate_outputs,
     expected_outputs,
+    figures,
     reads_early,
     stated_outputs,
 )
@@ -131,7 +132,8 @@ class TimedData:
         self.expected, self._compared = tuple[Expected, ...](), list[Expected]()  # their memory counts as free
         self.inputs = self._drawn()
         self.expected = expected_outputs(self._kernel, self.inputs, self._workload)
-        self._rows = {e.name: _some_rows(e.reference, _COMPARED_ELEMENTS[self._device.type]) for e in self.expected}
+        most = _COMPARED_ELEMENTS[self._device.type]
+        self._rows = {e.name: None if e.ties else _some_rows(e.reference, most) for e in self.expected}
         self._compared = [self._some(e) for e in self.expected]
 
     def of_two_sets(self, sets: int, run: Callable[[], object]) -> list[tuple[Expected, torch.Tensor]]:
@@ -234,7 +236,8 @@ class RaceCheck:
             return replace(check, passed=False, reason=f"{reason} (in a timed call)")
         for e, found in found_of:
             error, reason = verdict(tuple(found.tolist()), None, e)
-            check = replace(check, error=error, allowed=e.largest_allowed, torch_error=e.torch_error)
+            if reason or not e.exact:
+                check = replace(check, **figures(error, e))
             if reason:
                 return replace(check, passed=False, reason=f"{e.name}: {reason} (in a timed call)")
         if torch.stack(p.differs).any():

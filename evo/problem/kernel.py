@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 DTYPE_BYTES = MappingProxyType({"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8})
+INTEGER_BYTES = MappingProxyType({"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8})
+"""Dtypes of outputs that are compared exactly, by the bytes of an element."""
 
 DATA = ("normal", "large_mean", "constant", "outlier", "first_outlier", "huge", "tiny", "ramp", "non_finite")
 """Distributions of `draw` that any kernel should be right for."""
@@ -157,13 +159,19 @@ class Argument:
     kind: Literal["input", "output", "scalar", "workspace"]
     dtype: str = "problem"
     """"problem" (the workload's dtype); "opmath" (what PyTorch computes it in: float64 for that dtype, else float32); or a
-    fixed one. Of a scalar "opmath", float32, int32 or int64; of workspace a fixed one."""
+    fixed one. Of a scalar "opmath", float32, int32 or int64; of workspace a fixed one. An output of `INTEGER_BYTES` is
+    compared exactly, so that integers which follow from rounded numbers, as in quantisation, may be off by one and fail."""
     shape: tuple[str, ...] = ()
     optional: bool = False
     stride_of: tuple[str, int] | None = None
     """(tensor argument, axis) of which a scalar is the stride, in elements."""
     size: Callable[[str, Mapping[str, Value], Workload], tuple[int | str, ...]] | None = None
     zeroed: bool = False
+    ties: tuple[str, int] | None = None
+    """(input, axis): the output holds positions along that axis of that input. Any position is right whose element equals
+    that at the reference's position (NaN equals NaN, 0 equals -0), but none twice in a row of positions in which the
+    reference has none twice. None: only the reference's positions are right, as where the first of equal elements is asked
+    for. The output's shape is that of the input without the axis (argmax), or with another in its place (topk, sort)."""
 
     def dtype_of(self, workload: Workload) -> str:
         """The dtype it has there."""
@@ -268,7 +276,8 @@ class Kernel:
     """(workload, data, generator): input tensors by name, in the workload's dtype, on the generator's device. Left out:
     `draw`."""
     data: tuple[str, ...] = DATA
-    """Distributions that `inputs` knows; the first is the one timings use."""
+    """Distributions that `inputs` knows; the first is the one timings use. Left out as `inputs` is, "repeated", too, where
+    an output is of integers, such as positions: few numbers many times."""
     cases: Callable[[str, Workload], Sequence[Case]] = _derived
     """(target, workload): gate inputs for a binary compiled for `workload`. Left out: few and many elements of every free
     dimension, all data, each option off, a misaligned address."""
@@ -316,6 +325,8 @@ class Kernel:
     def _left_out(self) -> Iterator[tuple[str, object]]:
         """What is derived, by field, each from those before."""
         yield "title", self.title or self.name
+        if self.data is DATA and self.inputs is _derived and any(a.dtype in INTEGER_BYTES for a in self.outputs()):
+            yield "data", (*DATA, "repeated")
         yield "entry", self.entry or self.name
         fixed = {target: self.compile_time_dims.get(target, ()) for target in self.dtypes}
         yield "compile_time_dims", fixed
@@ -356,11 +367,13 @@ class Kernel:
                 yield f": scalar argument {a.name!r} is neither a dimension nor an option"
             if a.kind == "output" and a.optional and a.name not in self.options:
                 yield f": no option {a.name!r} asks for the optional output of that name"
-            if a.kind == "output" and a.dtype not in {"problem", "opmath", *DTYPE_BYTES}:
-                yield f": output {a.name!r} is of {a.dtype}, but what is compared must be floating-point"
+            if a.kind == "output" and a.dtype not in (known := ("problem", "opmath", *DTYPE_BYTES, *INTEGER_BYTES)):
+                yield f": output {a.name!r} is of dtype {a.dtype!r}, which is none of {', '.join(known)}"
+            if a.ties is not None and (fault := self._wrong_ties(a, *a.ties)):
+                yield f": `ties` of argument {a.name!r} {fault}"
             if (a.kind == "workspace") != (a.size is not None) or (a.kind == "workspace") < a.zeroed:
                 yield f": argument {a.name!r}: every workspace, and nothing else, has a `size`, and may be `zeroed`"
-            if a.kind == "workspace" and a.dtype not in {*DTYPE_BYTES, "int32", "int64"}:
+            if a.kind == "workspace" and a.dtype not in {*DTYPE_BYTES, *INTEGER_BYTES}:
                 yield f": workspace {a.name!r} has no fixed dtype such as float32 or int32, but {a.dtype!r}"
             for unknown in set(a.shape) - names:
                 yield f": argument {a.name!r} has an unknown dimension {unknown!r}"
@@ -382,10 +395,22 @@ class Kernel:
             if a.kind == "input" and not a.shape and any(isinstance(f, partial) for f in (self.inputs, self.cost)):
                 yield f": input {a.name!r} has no shape; give it one, or the kernel its own `inputs` and `cost`"
 
-    def outputs(self, workload: Workload) -> tuple[Argument, ...]:
-        """Those that `workload` asks for."""
+    def _wrong_ties(self, output: Argument, name: str, axis: int) -> str:
+        if output.kind != "output" or output.dtype not in INTEGER_BYTES:
+            return "is for outputs of integers alone, such as int64"
+        shapes = [a.shape for a in self.arguments if a.name == name and a.kind == "input" and not a.optional]
+        if not shapes or not -len(shapes[0]) <= axis < len(shapes[0]):
+            return f"is {(name, axis)}: name an input that is always there, and an axis of its `shape`"
+        shape, place = shapes[0], axis % len(shapes[0])
+        without = (*shape[:place], *shape[place + 1 :])
+        if output.shape == without or (*output.shape[:place], *output.shape[place + 1 :]) == without:
+            return ""
+        return f"does not fit its shape {output.shape}: that of {name!r}, {shape}, without axis {axis} or with another there"
+
+    def outputs(self, workload: Workload | None = None) -> tuple[Argument, ...]:
+        """Those that `workload` asks for; without one all."""
         made = (a for a in self.arguments if a.kind == "output")
-        return tuple(a for a in made if not a.optional or workload.option(a.name))
+        return tuple(a for a in made if workload is None or not a.optional or workload.option(a.name))
 
     def baseline(self, name: str) -> Baseline:
         for b in self.baselines:
@@ -555,6 +580,11 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         for turn, value in enumerate((float("nan"), float("inf"), -float("inf"))):
             x[row[turn::5], column[turn::5]] = value
         x[3::5] = -float("inf")
+    elif data == "repeated":  # in turn: a row of a few numbers, of these and Inf, of these and NaN, of zeros of both signs
+        few = torch.tensor((-0.0, 0.0, 1.0, 2.0, -2.0, math.inf, -math.inf, math.nan), dtype=wide, device=device)
+        first = torch.randint(0, 4, (), generator=generator, device=device)
+        kinds = torch.tensor((5, 7, 8, 2), device=device)[(torch.arange(rows, device=device) + first) % 4].unsqueeze(1)
+        x = few[(uniform(rows, cols) * kinds).long() % kinds]
     else:
         raise KernelError(f"no distribution is named {data!r}; a kernel with data of its own needs its own `inputs`")
     return x

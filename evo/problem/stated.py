@@ -99,9 +99,29 @@ def wrong_outputs(kernel: Kernel, found: Mapping[str, Any], workload: Any, *, co
     for a in kernel.outputs(workload):
         if complete and found and a.name not in found:
             return f"returns {', '.join(map(repr, found))}, and no {a.name!r}"
-        if (complete or a.name in found) and (fault := _wrong_tensor(a, found.get(a.name), workload)):
-            return fault
+        if complete or a.name in found:
+            tensor = found.get(a.name)
+            if fault := _wrong_tensor(a, tensor, workload) or _wrong_dtype(a, tensor, workload):
+                return fault
     return "" if found else "returns no output"
+
+
+def _wrong_dtype(output: Any, tensor: Any, workload: Any) -> str:
+    """Floating-point results may be of another precision than is stated, integers of another size, if they fit."""
+    import torch
+
+    stated, given = getattr(torch, output.dtype_of(workload)), tensor.dtype
+    name, returned = f"{stated}".removeprefix("torch."), f"{given}".removeprefix("torch.")
+    if given.is_complex or given.is_floating_point != stated.is_floating_point:
+        other = "problem" if given.is_floating_point or given.is_complex else returned
+        where = f"returns {output.name!r} as {returned} for {workload.key}, where {name} is stated"
+        return f"{where}: state dtype={other!r} for it, or convert it, as by .to({stated})"
+    if stated.is_floating_point or given in (stated, torch.bool) or not tensor.numel():
+        return ""
+    low, high = (0, 1) if stated is torch.bool else (torch.iinfo(stated).min, torch.iinfo(stated).max)
+    whole = tensor.long()
+    beyond = [n for n in map(int, (whole.min(), whole.max())) if not low <= n <= high]
+    return f"returns {beyond[0]} in {output.name!r} for {workload.key}, which no {name} is, as is stated" if beyond else ""
 
 
 def _wrong_tensor(argument: Any, tensor: Any, workload: Any) -> str:

@@ -5,11 +5,13 @@ error of PyTorch's own result on the same input: at most `torch_factor` times th
 et al. 2022), plus what rounding may do. Where the reference is not finite the result must agree exactly; where it is finite
 the result must be. What the tolerance would let pass, and is to be kept nevertheless, is stated by
 name: componentwise, denormals, overflow, rounding, zero_sign (`evo.problem.kernel.Tolerance` says what they mean).
+
+Integers and bool are compared exactly (`expected_exactly`), but for positions of equal elements, where any of these may do.
 """
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,15 +30,23 @@ class Expected:
 
     name: str
     reference: torch.Tensor
-    """float64, on the device."""
+    """float64, or the output's own dtype if that is no floating-point one; on the device."""
     finite: torch.Tensor
     """Where the reference, rounded to the output's dtype, is finite."""
     allowed: torch.Tensor
     """Elementwise bound on |output - reference|."""
     torch_error: float
+    """If the output is exact, the number of elements of PyTorch's own result that are wrong."""
     largest_allowed: float
     all_finite: bool
     keeps: Collection[str] = ("overflow",)
+    ties: tuple[torch.Tensor, int] | None = None
+    """A tensor and its axis along which an exact output holds positions; any position of an equal element is right."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the output is of integers or bool, for which there are no errors, only wrong elements."""
+        return not self.reference.is_floating_point()
 
 
 def expected(
@@ -78,6 +88,23 @@ def expected(
     )
 
 
+def expected_exactly(
+    name: str, reference: torch.Tensor, own: torch.Tensor | None, ties: tuple[torch.Tensor, int] | None = None
+) -> Expected:
+    """reference: of the output's dtype, which is of integers or bool. own: PyTorch's result; None if it has none."""
+    found = Expected(
+        name=name,
+        reference=reference,
+        finite=torch.ones((), dtype=torch.bool, device=reference.device).expand_as(reference),
+        allowed=torch.zeros((), dtype=torch.float64, device=reference.device).expand_as(reference),
+        torch_error=0.0,
+        largest_allowed=0.0,
+        all_finite=True,
+        ties=ties,
+    )
+    return found if own is None else replace(found, torch_error=float(_wrong(own, found).sum()))
+
+
 def input_roundings(given: torch.Tensor) -> float:
     """By how many roundings an input's elements are moved, to see what roundings on the way may do. Eight are about those of
     a sum of a hundred terms in order; they grow with the root of their number (Higham and Mary 2019). A kernel adds no more
@@ -88,6 +115,9 @@ def input_roundings(given: torch.Tensor) -> float:
 def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
     """Largest error; elements beyond their bound; NaN or Inf of the reference that are lost; how far results lean towards 0;
     the share of denormal ones that are 0; zeros of the wrong sign: `FINDINGS` numbers, left on the device for `verdict`."""
+    if expected.exact:
+        none = torch.zeros((), dtype=torch.float64, device=output.device)
+        return [none, _wrong(output, expected).sum(dtype=torch.float64), *[none] * (FINDINGS - 2)]
     wide = output.double()
     error = (wide - expected.reference).abs_()
     beyond = ~(error <= expected.allowed)  # a NaN is, too
@@ -96,6 +126,42 @@ def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
         error, beyond = torch.where(expected.finite, error, 0.0), beyond & expected.finite
         lost = (~_agrees(output, expected) & ~expected.finite).sum(dtype=torch.float64)
     return [error.max(), beyond.sum(dtype=torch.float64), lost, *_habits(output, expected)]
+
+
+def _wrong(output: torch.Tensor, expected: Expected) -> torch.Tensor:
+    """Elements of an exact output that are neither the reference's nor, where ties are allowed, as good."""
+    if expected.ties is None:
+        return _numbers(output) != _numbers(expected.reference)
+    elements, axis = expected.ties
+    (at, inside), (wanted, _) = (_positions(t, elements, axis) for t in (output, expected.reference))
+    named, right = elements.gather(axis, at), elements.gather(axis, wanted)
+    tied = inside & ((named == right) | ((named != named) & (right != right)))
+    return ~tied.view(output.shape) | _repeated(output, expected)
+
+
+def _positions(output: torch.Tensor, elements: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As indices for `gather`, and which of them are there at all: those that are not become 0."""
+    at = output.long() if output.ndim == elements.ndim else output.long().unsqueeze(axis % elements.ndim)
+    inside = (at >= 0) & (at < elements.shape[axis])
+    return at.where(inside, 0), inside
+
+
+def _repeated(output: torch.Tensor, expected: Expected) -> torch.Tensor:
+    """Positions that stand several times in a row along the axis of an output's ties, where the reference has none twice."""
+    if expected.ties is None or output.ndim < expected.ties[0].ndim:
+        return torch.zeros_like(output, dtype=torch.bool)
+    elements, axis = expected.ties
+    several = []
+    for positions in (output, expected.reference):
+        at, inside = _positions(positions, elements, axis)
+        number = torch.zeros(elements.shape, dtype=torch.int32, device=output.device).scatter_add(axis, at, inside.int())
+        several.append((number.gather(axis, at) > 1) & inside)
+    return several[0] & ~several[1].any(axis, keepdim=True)
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a bool tensor, in which a kernel may have written others than 0 and 1; any other tensor as it is."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 def _agrees(output: torch.Tensor, expected: Expected) -> torch.Tensor:
@@ -131,8 +197,13 @@ def _habits(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
 def verdict(
     found: tuple[float, ...], output: torch.Tensor | None, expected: Expected
 ) -> tuple[float | None, str]:
-    """(largest error, reason for refusal or "") from the values of `findings`. output: None if it is no longer there."""
+    """(largest error, reason for refusal or "") from the values of `findings`; an exact output has no error. output: None if
+    it is no longer there."""
     measured, wrong, missing, lean, flushed, turned = found
+    if expected.exact:
+        first = _at(output, expected, lambda output, _: _wrong(output, expected).int()) if wrong else ""
+        what = f"{wrong:.0f} of {expected.reference.numel()} elements are wrong or were never written"
+        return None, f"{what}{first}" if wrong else ""
     if missing:
         lost = _at(output, expected, lambda output, _: (~_agrees(output, expected) & ~expected.finite).int())
         return None, f"{missing:.0f} of {int((~expected.finite).sum())} NaN or Inf of the reference are lost{lost}"
@@ -160,12 +231,18 @@ def _at(output: torch.Tensor | None, expected: Expected, found: Callable[..., to
     """What stands where `found`, given output and errors, is largest; nothing if the output is no longer there."""
     if output is None:
         return ""
-    error = (output.double() - expected.reference).abs()
+    given, right = _numbers(output), _numbers(expected.reference)
+    error = (given.double() - right).abs()
     place, at = int(found(output, error).argmax()), list[int]()
-    result, off, wanted = (float(t.flatten()[place]) for t in (output, error, expected.reference))
+    several = expected.exact and bool(_repeated(output, expected).flatten()[place])
+    result, off, wanted = (t.flatten()[place].item() for t in (given, error, right))
     for size in reversed(error.shape):  # torch.unravel_index imports for half a second
         place, here = divmod(place, size)
         at.insert(0, here)
+    if expected.exact:
+        equal = " or another position of an equal element" if expected.ties else ""
+        why = ", which stands there more than once" if several else f" instead of {wanted}{equal}"
+        return f": {result} at {at}{why}"
     return f": {result:.6g} at {at} instead of {wanted:.6g}" + (f" ({off:.3g} off)" if math.isfinite(off) else "")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from itertools import chain
 from typing import Any, NoReturn, TypeVar
 
@@ -236,9 +237,22 @@ def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) ->
     original, exact = getattr(frontend, "comparable", frontend.ORIGINAL)(*args), frontend.exact(*args)
     moved = frontend.exact(*map(_moved, args)) if args[0].element_size() > 2 else exact
     results = zip(*(t if isinstance(t, tuple) else (t,) for t in (own, original, exact, moved)), strict=True)
-    found = [compare(o, t, e, package, _distance(e, m)) for o, t, e, m in results if e is not None]
+    ties = _ties(frontend, args, package)
+    found = [
+        compare(o, t, e, package, _distance(e, m), ties.get(i))
+        for i, (o, t, e, m) in enumerate(results)
+        if e is not None
+    ]
     errors, of_torch, reasons = zip(*found, strict=True)
     return max(errors), max(of_torch), next(filter(None, reasons), "")
+
+
+def _ties(frontend: Any, args: tuple[Any, ...], package: Package) -> dict[int, tuple[torch.Tensor, int]]:
+    """By the place of a result that holds positions, the argument and axis in which any of equal elements will do: the
+    argument for which `exact` has the name of the kernel's input."""
+    named = dict(zip(signature(frontend.exact).parameters, args, strict=False))
+    outputs = enumerate(a for a in package.kernel["arguments"] if a["kind"] == "output")
+    return {i: (named[a["ties"][0]], a["ties"][1]) for i, a in outputs if a.get("ties") and a["ties"][0] in named}
 
 
 def _moved(arg: Any) -> Any:
@@ -251,18 +265,29 @@ def _moved(arg: Any) -> Any:
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    if not one.is_floating_point():
+        return 0.0
     difference = (one - other).abs()
     return float(torch.where(difference.isfinite(), difference, 0.0).max()) if difference.numel() else 0.0
 
 
 def compare(
-    own: torch.Tensor, original: torch.Tensor, exact: torch.Tensor, package: Package, rounding: float = 0.0
+    own: torch.Tensor,
+    original: torch.Tensor,
+    exact: torch.Tensor,
+    package: Package,
+    rounding: float = 0.0,
+    ties: tuple[torch.Tensor, int] | None = None,
 ) -> tuple[float, float, str]:
-    """(largest error, PyTorch's largest error, why `own` is refused). rounding: see `tolerance.expected`."""
+    """(largest error, PyTorch's largest error, why `own` is refused); errors of integers are 0 or infinite. rounding, ties:
+    see `tolerance.expected` and `tolerance.Expected`."""
     # Not by the order of axes in memory: PyTorch's own back ends for attention differ in it.
     forms = [(t.shape, t.dtype, t.device) for t in (own, original)]
     if forms[0] != forms[1]:
         return 0.0, 0.0, f"{own.dtype} {tuple(own.shape)} is not the form of PyTorch's result"
+    if not exact.is_floating_point():
+        reason = tolerance_rule.compare(own, tolerance_rule.expected_exactly("result", exact.to(own.dtype), None, ties))[1]
+        return math.inf if reason else 0.0, 0.0, reason
     tolerance = package.kernel["tolerance"][str(own.dtype).removeprefix("torch.")]
     numbers = (tolerance["atol"], tolerance["rtol"], tolerance["torch_factor"])
     # Of any data, where errors of whole rows may lean one way together.

@@ -57,6 +57,10 @@ RETURNS = [
     ("reference", "{}", "`reference` returns no tensor for 'y', but None"),
     ("reference", "{'out': inputs['x']}", "`reference` returns 'out', and no 'y'"),
     ("reference", "inputs['x'][:1]", "`reference` returns 'y' of shape [1] for n=4096,dtype=float32, where [4096]"),
+    ("reference", "inputs['x'] > 0", "'y' as bool for n=4096,dtype=float32, where float32 is stated: state dtype='bool'"),
+    ("reference", "inputs['x'].long()", "'y' as int64 for n=4096,dtype=float32, where float32 is stated: state"),
+    ("reference", "inputs['x'] * 1j", "'y' as complex128 for n=4096,dtype=float32, where float32 is stated"),
+    ("baselines", "inputs['x'].int()", "the reference baseline 'torch' returns 'y' as int32 for n=4096,dtype=float32"),
     ("baselines", "None", "the reference baseline 'torch' returns no tensor for 'y', but None"),
     ("cost", "None", "`cost` must return a Cost, and returns None"),
     ("cost", "Cost(bytes=0, flops=0)", "what moves no byte takes no time"),
@@ -113,6 +117,11 @@ def test_what_a_statement_raises_on_import(tmp_path: Path, added: str, said: str
         ("1 << 20),)", "9999), Dimension(name='row', low=1, high=9))", r"`workloads`: .* lacks row \(its dim.*: n, row\)"),
         ("n=4096", "m=4096", r"`workloads`: unknown workload part .* 'm'; known: dtype, n \("),
         ("KERNEL = Kernel(", "KERNEL = Kernel(compile_time_dims={'cpu': ('m',)},", "names 'm', which is neither a"),
+        ('kind="output"', 'kind="output", dtype="int31"', "output 'y' is of dtype 'int31', which is none of problem"),
+        ('kind="output"', 'kind="output", ties=("x", 0)', "`ties` of argument 'y' is for outputs of integers alone"),
+        ('kind="output"', 'kind="output", dtype="int8", ties=("y", 0)', r"is \('y', 0\): name an input that is"),
+        ('kind="output"', 'kind="output", dtype="int8", ties=("x", 1)', r"is \('x', 1\): name an input .* and an axis"),
+        ('kind="output", shape=("n",)', 'kind="output", dtype="int8", ties=("x", 0), shape=("n", "n")', r"does not fit its"),
         ('("float32",)', '("float31",)', "dtype 'float31' of target 'cpu' is none of float16, bfloat16, float32, float64"),
     ],
     ids=lambda text: text[:12],
@@ -124,6 +133,33 @@ def test_a_statement_that_does_not_fit_itself(tmp_path: Path, was: str, becomes:
     with pytest.raises(KernelError, match=said) as caught:
         load_kernel(str(file.parent))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "returned", "said"),
+    [
+        ("uint8", "inputs['x'].round()", "'y' as float64 for n=4096,dtype=float32, where uint8 is stated: state"),
+        ("uint8", "256 * inputs['x'].long()", "returns 256 in 'y' for n=4096,dtype=float32, which no uint8 is"),
+        ("int8", "-129 * inputs['x'].long()", "returns -129 in 'y' for n=4096,dtype=float32, which no int8 is"),
+        ("bool", "2 * inputs['x'].long()", "returns 2 in 'y' for n=4096,dtype=float32, which no bool is, as is stated"),
+        ("int64", "inputs['x'] > 0", ""),
+        ("bool", "inputs['x'].long()", ""),
+        ("int16", "inputs['x'].int() * 32767", ""),
+    ],
+)
+def test_integers_may_be_of_another_size_than_is_stated_if_they_fit(
+    tmp_path: Path, dtype: str, returned: str, said: str
+) -> None:
+    folder = kernel_with(tmp_path / "toy", "reference", "inputs, workload", f"return {returned}")
+    text = (folder / "kernel.py").read_text()
+    (folder / "kernel.py").write_text(text.replace('kind="output"', f'kind="output", dtype="{dtype}"'))
+    kernel = load_kernel(str(folder))
+    if not said:
+        assert expect(kernel)
+        return
+    with pytest.raises(KernelError) as caught:
+        expect(kernel)
+    assert f"in mine: `reference` returns {said.removeprefix('returns ')}" in str(caught.value)
 
 
 def test_a_mistake_that_a_worker_process_meets_stops_the_search_with_its_sentence(tmp_path: Path) -> None:

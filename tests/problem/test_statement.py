@@ -13,7 +13,7 @@ from evo.errors import KernelError
 from evo.measure.cases import random_cases
 from evo.measure.gate import Gate, expected_outputs
 from evo.problem.genome import Genome
-from evo.problem.kernel import Cost, kernel_digest, load_kernel, template_root
+from evo.problem.kernel import DATA, Cost, draw, kernel_digest, load_kernel, template_root
 from evo.problem.render import render
 from evo.targets import find_target
 
@@ -78,6 +78,27 @@ def test_a_reference_alone_bounds_errors_as_it_does_in_float32(tmp_path: Path) -
     inputs = {"x": 300 * torch.randn(3, 1000).half(), "bias": None}
     (found,) = expected_outputs(kernel, inputs, kernel.workload("cpu", "rows=3,cols=1000,dtype=float16,bias=false"))
     assert 0 < found.torch_error < 0.002
+
+
+def test_an_output_of_a_dtype_without_a_tolerance_is_one_sentence(tmp_path: Path) -> None:
+    text = STATEMENT.replace('kind="output"', 'kind="output", dtype="float64"').replace("import ", "import TOLERANCE, ", 1)
+    one = 'tolerance={"float32": TOLERANCE["float32"]}'
+    (tmp_path / "kernel.py").write_text(text.replace("    reference=", f"    {one}, reference="))
+    kernel = load_kernel(str(tmp_path))
+    with pytest.raises(KernelError, match=r"`tolerance` has none for float64, of which output 'y' is stated: give it one"):
+        expected_outputs(kernel, {"x": torch.ones(300, 1000), "bias": None}, kernel.example("cpu"))
+
+
+@pytest.mark.parametrize(("dtype", "more"), [("float64", set()), ("int8", {"repeated"})])
+def test_few_numbers_many_times_are_drawn_where_an_output_is_of_integers(tmp_path: Path, dtype: str, more: set[str]) -> None:
+    (tmp_path / "kernel.py").write_text(STATEMENT.replace('kind="output"', f'kind="output", dtype="{dtype}"'))
+    kernel = load_kernel(str(tmp_path))
+    assert {*kernel.data} - {*DATA} == more == {case.data for case in kernel.cases("cpu", kernel.example("cpu"))} - {*DATA}
+    x = draw("repeated", 64, 300, torch.float16, torch.Generator().manual_seed(1))
+    rows = {frozenset(row.unique().nan_to_num(7.0, 8.0, -8.0).tolist()) for row in x}
+    assert rows == {frozenset(kept) for kept in ((0, 1, 2, -2), (0, 1, 2, -2, 8, -8), (0, 1, 2, -2, 8, -8, 7), (0,))}
+    assert (x == 0).any()
+    assert bool(x[x == 0].signbit().any())
 
 
 def test_whole_numbers_that_no_case_varies_vary_in_random_ones(tmp_path: Path) -> None:
