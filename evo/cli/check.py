@@ -22,6 +22,7 @@ from evo.cli.options import (
     Json,
     Seed,
     TargetName,
+    Trust,
     answer,
     draw_seed,
     make_console,
@@ -37,6 +38,7 @@ from evo.cli.recorded import (
     may_be_candidate,
     source_remarks,
     task_of,
+    trusted,
     verdicts_of,
     workload_of,
 )
@@ -80,6 +82,7 @@ def check(
         list[str] | None, typer.Option(help="Gate on this case, too, as a refusal names it.")
     ] = None,
     compile_only: Annotated[bool, typer.Option(help="Do not run anything.")] = False,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -90,6 +93,7 @@ def check(
         for option, value in (("--target", target), ("--arch", arch), ("--workload", workload)):
             if value:
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
+        trusted(trust, candidate.kernel)
         _check_candidate(candidate, drawn, cases, case or [], compile_only, db, json)
         return
     problem, target, arch = load_context(kernel, target, arch)
@@ -346,6 +350,7 @@ def sanitize(
     ] = "all",
     seed: Seed = None,
     limit: Annotated[float, typer.Option(help="Seconds that each tool may take.", min=1.0)] = 180.0,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -355,6 +360,7 @@ def sanitize(
     with Store.open(db, write=False) as store:
         winners = find_winners(store, candidate, db)
     for recorded in winners:
+        trusted(trust, recorded.kernel)
         tools = choose_tools(recorded.target, tool)
         request = Request(
             kernel=recorded.kernel,

@@ -44,6 +44,9 @@ RunName = Annotated[str, typer.Argument(help="A run's name, a unique beginning o
 Seed = Annotated[
     int | None, typer.Option("--seed", help="Draws the data; random if left out.", callback=check_seed)
 ]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run the kernel.py that the database names, wherever it lies and whatever it holds.")
+]
 TargetName = Annotated[str | None, typer.Option("--target", help="cuda or cpu; the best present if left out.")]
 
 

@@ -727,8 +727,11 @@ def find_kernel(name: str) -> Path:
 
     Raises UnknownNameError if there is none, KernelError for a folder that is no kernel's.
     """
-    if (Path(name) / "kernel.py").is_file():
-        return Path(name).resolve()
+    try:
+        if (Path(name) / "kernel.py").is_file():
+            return Path(name).resolve()
+    except (OSError, ValueError):  # no file can be called so
+        raise UnknownNameError("kernel", name[:80], kernel_names()) from None
     if name in kernel_names():
         return template_root() / name
     if Path(name).is_dir():
@@ -782,3 +785,22 @@ def load_kernel(name: str) -> Kernel:
     check_statement(kernel)
     _loaded[folder] = kernel
     return kernel
+
+
+def recorded_kernel(name: str, digest: str | None) -> Kernel:
+    """The kernel that a record names. A database may come from anybody, and a kernel.py is a program: it is run only if evo
+    brings it along, if it lies below the current folder and its files have the recorded digest (None: whatever they are
+    now), or if this process has loaded it before because its user named it.
+
+    Raises what `load_kernel` raises, and UsageError for one that must not be run.
+    """
+    folder = find_kernel(name)
+    if folder not in _loaded and not folder.is_relative_to(template_root()):
+        reason = ""
+        if not folder.is_relative_to(Path.cwd().resolve()):
+            reason = f"its folder {folder} is not below the current one"
+        elif digest not in (None, kernel_digest(folder)):
+            reason = f"what lies in {folder} has changed since"
+        if reason:
+            raise UsageError(f"kernel {name} is not here as it was recorded: {reason}; add --trust to run its kernel.py")
+    return load_kernel(name)
