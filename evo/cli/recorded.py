@@ -104,8 +104,10 @@ def look(trust: bool, *kernels: tuple[str, str]) -> None:
 
 
 def workload_of(record: CandidateRecord, digest: str | None = None) -> Workload:
-    """Options that its kernel has gained since have their defaults. digest: as of `recorded_kernel`."""
-    return Workload.of(record.dims, record.dtype, {**recorded_kernel(record.kernel, digest).options, **record.options})
+    """Options that its kernel has gained since have their defaults. digest: as of `recorded_kernel`. Raises UsageError for
+    what is no workload of the kernel: what a database calls a dtype would name files."""
+    recorded = Workload.of(record.dims, record.dtype, record.options)
+    return recorded_kernel(record.kernel, digest).workload(record.target, recorded.key)
 
 
 def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,14 @@ def test_a_kernel_that_is_a_link_or_no_name_at_all_is_not_run(here: Any, tmp_pat
         for path in theirs.iterdir():
             path.unlink()
         theirs.rmdir()
+
+
+def test_what_a_database_calls_a_workload_names_no_file(here: Any, tmp_path: Path) -> None:
+    mine = trap(tmp_path / "mine")
+    db = tmp_path / "runs" / "lineage.db"
+    record(db, "mine", kernel_digest(mine))
+    with sqlite3.connect(db) as connection:
+        connection.execute("UPDATE task SET dtype = '../../../float32'")
+    connection.close()
+    assert "unknown dtype of kernel toy on cpu '../../../float32'" in here("export", "theirs", "--out", "module").sentence
+    assert "unknown dtype" in here("check", "theirs", "--compile-only").sentence
