@@ -281,14 +281,13 @@ def _check(table: Table, row: Row, name: str) -> None:
 def _wrong(column: Column[Any], value: Any) -> str:
     if value is None:
         return "" if column.nullable else "which must not be missing"
-    several = isinstance(column.type, m.Numbers)
+    several, numbers = isinstance(column.type, m.Numbers), value
     kind: Any = dict if isinstance(column.type, JSON) else tuple if several else column.type.python_type
     if not isinstance(value, (int, float) if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
         return f"which is no {'object' if kind is dict else 'number' if kind in (int, float) else kind.__name__}"
-    numbers: Any = value
-    if kind not in (int, float, tuple):
-        numbers = value.values() if column.name == "clocks" else ()
-    for number in numbers if kind not in (int, float) else [value]:
+    if kind is not tuple:
+        numbers = numbers.values() if column.name == "clocks" else [value] if kind in (int, float) else ()
+    for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
             return "which is no finite number"
         if number < 0 and column.name not in ("seed", "clocks"):

@@ -74,7 +74,8 @@ def asked(here: Any, words: tuple[str, ...], candidate: str) -> Any:
 def test_looking_at_a_database_runs_none_of_its_kernels(here: Any, tmp_path: Path, where: str) -> None:
     """Also one whose digest is right lies where somebody else may have put it."""
     kernel = trap(tmp_path.parent / f"{tmp_path.name}-theirs" if where == "elsewhere" else tmp_path / "theirs")
-    candidate = record(tmp_path / "runs" / "lineage.db", str(kernel), "0" * 64 if where == "changed" else kernel_digest(kernel))
+    digest = "0" * 64 if where == "changed" else kernel_digest(kernel)
+    candidate = record(tmp_path / "runs" / "lineage.db", str(kernel), digest)
     for words in LOOKS:
         ended = asked(here, words, candidate)
         assert ended.code == 0, (words, ended.err)
@@ -91,7 +92,9 @@ def test_looking_at_a_database_runs_none_of_its_kernels(here: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", [("best",), ("show", "theirs"), ("report", "theirs", "--out", "page.html")])
-def test_with_trust_and_below_the_current_folder_a_kernel_is_run(here: Any, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_with_trust_and_below_the_current_folder_a_kernel_is_run(
+    here: Any, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     mine, theirs = trap(tmp_path / "mine"), trap(tmp_path.parent / f"{tmp_path.name}-theirs")
     record(tmp_path / "runs" / "lineage.db", "mine", kernel_digest(mine))
     assert here(*command).err == ""
