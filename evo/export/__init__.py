@@ -19,11 +19,11 @@ from evo.discovery import find_plugin, plugin_names
 from evo.errors import UnknownNameError, UsageError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
+from evo.runtime.package import FORMAT_VERSION
 from evo.runtime.package import MANIFEST as MANIFEST
 
 _WRITER = "evo"
 """`written_by` in a manifest marks a folder as an export."""
-_FORMAT_VERSION = 3
 _WIDTH = 120
 
 
@@ -135,7 +135,7 @@ def with_manifest(format: str, record: Mapping[str, Any], files: Mapping[str, by
     head = {
         "written_by": _WRITER,
         "format": format,
-        "format_version": _FORMAT_VERSION,
+        "format_version": FORMAT_VERSION,
         "evo_version": __version__,
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
