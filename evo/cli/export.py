@@ -12,12 +12,12 @@ import typer
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.descent import read_family
 from evo.analysis.runs import find_run, ranked
-from evo.cli.options import DEFAULT_DB, Db, Json, Trust, command_line, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, Trust, command_line, parse_duration, print_json
 from evo.cli.recorded import find_named, read_winners, trusted, workload_of
 from evo.cli.tables import short_workload
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, PASSED
-from evo.export import MANIFEST, Exporter, ExportItem, ExportRequest, find_exporter, publish
+from evo.export import MANIFEST, Exporter, ExportItem, ExportRequest, check_replaceable, find_exporter, publish
 from evo.export._package import asked_of, with_ptx
 from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
@@ -47,6 +47,7 @@ def export(
 ) -> None:
     """Export winners as something that PyTorch code imports."""
     exporter, replaced = find_exporter(format), (out / MANIFEST).is_file()
+    check_replaceable(out, exporter.name)
     chosen: list[CandidateRecord] = []
     remarks: list[str] = []
     with Store.open(db, write=False) as store:
@@ -259,6 +260,7 @@ def import_workloads(
     """Write a job file for each kernel that computes something of a FlashInfer-Bench dataset."""
     if target not in ("cuda", "cpu"):
         raise UsageError(f"--target must be cuda or cpu, got {target!r}")
+    parse_duration(budget)
     kernels = [load_kernel(name) for name in dict.fromkeys(kernel or kernel_names())]
     taken, refused = import_dataset(path, kernels, target)
     if not taken:

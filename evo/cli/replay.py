@@ -20,6 +20,7 @@ from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, make_console, parse_sampler_options, print_json
 from evo.cli.tables import figure, make_table
 from evo.errors import UsageError
+from evo.lineage.database import check_folder
 from evo.report.text import counted
 from evo.search.samplers import find_sampler, sampler_names
 
@@ -31,7 +32,7 @@ _POINTS = 200
 
 def replay(
     spaces: Annotated[list[Path], typer.Argument(help="Cache files of Kernel Tuner or T4 results, plain or gzipped.")],
-    samplers: Annotated[str, typer.Option(help="Names, separated by commas; all if left out.")] = "",
+    samplers: Annotated[str | None, typer.Option(help="Names, separated by commas; all if left out.")] = None,
     repeats: Annotated[int, typer.Option(help="Of each sampler on each space, each from another default.", min=1)] = 25,
     in_flight: Annotated[int, typer.Option(help="Proposals made before the first result is told.", min=1)] = 1,
     sampler_options: Annotated[
@@ -45,6 +46,8 @@ def replay(
     names = samplers.split(",") if samplers else sampler_names()
     if plot is not None and plot.exists() and not plot.is_dir():
         raise UsageError(f"--plot {plot} is a file: name a folder")
+    if plot is not None:
+        check_folder(plot, "--plot")
     options = _by_sampler(parse_sampler_options(sampler_options or ()), names)
     for path in spaces:  # refuses bad files and options before anything starts
         space = read_space(path).space(random.Random(0))

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 from evo import __version__
 from evo.discovery import find_plugin, plugin_names
 from evo.errors import UnknownNameError, UsageError
+from evo.lineage.database import check_folder
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.runtime.package import FORMAT_VERSION
@@ -169,8 +170,10 @@ def _lines(value: Any, depth: int) -> str:
 
 
 def check_replaceable(out: Path, format: str) -> None:
-    """Raises UsageError if `out` is neither absent, nor empty, nor an earlier export of the same format."""
+    """Raises UsageError if `out` is neither absent, nor empty, nor an earlier export of the same format, or cannot be
+    made."""
     if not out.exists() and not out.is_symlink():
+        check_folder(out.absolute().parent, "--out")
         return
     if out.is_symlink() or not out.is_dir():
         raise UsageError(f"{out} is not a folder; choose another --out")

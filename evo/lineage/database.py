@@ -101,6 +101,18 @@ def _hidden(text: str) -> str:
     return f"{scheme}://{'***@' if '@' in rest else ''}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
+def check_folder(folder: Path, option: str = "--db") -> None:
+    """Raises StoreError if a folder is not there and cannot be made, or no file can be made in it; nothing is left there.
+    option: what names it."""
+    try:
+        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        why = error.strerror or error
+        raise StoreError(f"cannot write in the folder {folder}: {why}; choose another with {option}") from error
+
+
 def connect(location: Location, *, write: bool) -> Engine:
     """An engine for the database; a reading one cannot change anything.
 

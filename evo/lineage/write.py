@@ -234,7 +234,7 @@ def insert_run(connection: Connection, spec: RunSpec, environment: Environment) 
         raise StoreError("a run without workloads has nothing to search; name at least one")
     write_alone(connection)  # two runs must not find the same name free
     if spec.name is not None:
-        _check_name(connection, spec.name)
+        check_name(connection, spec.name)
     now = datetime.now(UTC)
     row = {
         **vars(spec),
@@ -277,7 +277,8 @@ def check_run_name(name: str) -> None:
         )
 
 
-def _check_name(connection: Connection, name: str) -> None:
+def check_name(connection: Connection, name: str) -> None:
+    """Raises StoreError for a name that no run may have, or that one has."""
     check_run_name(name)
     if connection.scalar(select(m.Run.id).where(m.Run.name == name)) is not None:
         raise StoreError(

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from evo.errors import KernelError, UnknownNameError, UsageError
-from evo.problem.space import Space, Value
+from evo.problem.space import Space, Value, parse_number
 from evo.problem.stated import check_statement, told
 from evo.runtime.package import LaunchPlan as LaunchPlan  # a kernel.py takes it from here
 
@@ -697,10 +697,11 @@ def _parse(text: str, name: str, given: str, example: _V) -> _V:
     try:
         if kind is bool:
             return kind({"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[given.lower()])
-        value = kind(given)
+        value = kind(parse_number(given, kind) if issubclass(kind, int | float) else given)
     except (KeyError, ValueError):
-        what = "whole number" if kind is int else kind.__name__
-        raise UsageError(f"workload {text!r}: {name} must be a {what} such as {example}, got {given!r}") from None
+        what = f"{'whole number' if kind is int else kind.__name__} such as {example}"
+        digits = ", in digits 0 to 9" if kind in (int, float) else ""
+        raise UsageError(f"workload {text!r}: {name} must be a {what}{digits}, got {given!r}") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"workload {text!r}: {name} must be finite, such as {example}, got {given!r}")
     return value

@@ -202,7 +202,8 @@ def _contradiction(manifest: Mapping[str, Any]) -> str:
             return f"{where} is for target {v['target']!r} and {v['arch']!r}, which is no machine"
         if unknown := named - sizes:
             return f"{where} names {unknown.pop()!r}, which is no dimension"
-        if any(set(p["workload"]["dims"]) != sizes for p in (v, *v.get("points", ()))):
+        needed = sizes if v in manifest["variants"] else {*v["fixed"]}
+        if any(not needed <= set(p["workload"]["dims"]) <= sizes for p in (v, *v.get("points", ()))):
             return f"{where} has sizes of other dimensions than {', '.join(sorted(sizes))}"
         if v["workload"]["dtype"] not in kernel["tolerance"]:
             return f"{where} is for {v['workload']['dtype']!r}, of which there is no tolerance"

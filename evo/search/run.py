@@ -125,6 +125,7 @@ def plan_run(
     sampler_options: Mapping[str, object] | None = None,
     fixed: Mapping[str, Value] | None = None,
     starts: Sequence[tuple[str, Mapping[str, Value]]] = (),
+    given: bool = False,
     cover: bool = False,
     finalists: int | None = None,
     sanitize_finals: bool = False,
@@ -132,8 +133,9 @@ def plan_run(
 ) -> RunSpec:
     """The record from which `execute` can start, and start again. kernel: name, or path of its folder. builders: of the
     executor, if not as many as the target leaves cores for beside so many devices. starts: points to try first, each behind
-    where it comes from. cover: few variants are to serve all workloads. finalists: of each workload. sanitize_finals: each
-    is run under the device's memory checker; raises DeviceError where there is none.
+    where it comes from; given: a user has named them, and they come before the default, too. cover: few variants are to
+    serve all workloads. finalists: of each workload. sanitize_finals: each is run under the device's memory checker; raises
+    DeviceError where there is none.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
     """
@@ -155,6 +157,7 @@ def plan_run(
             "origins": [origin for origin, _ in starts],
             "gate_seed": int.from_bytes(os.urandom(4)),
             "finalists": finalists or _FINALISTS,
+            **({"given": True} if given else {}),
             **({"cover": True} if cover else {}),
             **({"sanitize_finals": True} if sanitize_finals else {}),
         },
@@ -223,7 +226,7 @@ def choose_devices(target: str, devices: str | None) -> tuple[str, ...]:
     if devices is None:
         return ("",)
     indices = devices.split(",")
-    if devices != "all" and (not all(i.isdecimal() for i in indices) or len(set(indices)) < len(indices)):
+    if devices != "all" and (not all(i.isascii() and i.isdecimal() for i in indices) or len(set(indices)) < len(indices)):
         raise UsageError(f"--devices {devices!r} is neither all nor different numbers, counted from 0: e.g. 0,1,3")
     found = find_target(target).devices()
     chosen = range(len(found)) if devices == "all" else [int(i) for i in indices]
