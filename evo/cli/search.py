@@ -38,15 +38,16 @@ from evo.cli.options import (
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.screen import ENDING, JsonLog, LiveScreen, PlainLines, outcome_record, print_outcome
 from evo.cli.tables import Terminal, brief_workload
-from evo.errors import DeviceError, EvoError, StoreError, UsageError
+from evo.errors import DeviceError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.executors import AskedTarget, Executor, find_executor
 from evo.export import MANIFEST, check_replaceable, read_manifest
 from evo.lineage import RunSpec, RunStatus, StoredRun
-from evo.lineage.database import check_folder
+from evo.lineage.database import EmptyError, check_folder
+from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
 from evo.lineage.write import check_run_name
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload, find_kernel, load_kernel
 from evo.problem.space import Space
 from evo.report.text import counted, duration
 from evo.search.loop import Budget, Progress, Search, StopReason
@@ -263,13 +264,13 @@ def _told_of(job: Mapping[str, Any], path: str) -> Iterator[None]:
 def _begun(job: Mapping[str, Any], db: str) -> StoredRun | None:
     """The run of the job's name, if the database has one. Raises UsageError if that searches for something else."""
     found, name = None, job.get("name")
-    with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
-        found = store.run(name) if name is not None else None
+    with _recorded_in(db) as store, suppress(UnknownNameError):
+        found = store.run(name) if store is not None and name is not None else None
     if found is None or found.name != name:
         return None
-    problem, then = load_kernel(job["kernel"]), load_kernel(found.spec.kernel)
+    problem = load_kernel(job["kernel"])
     asked = [problem.workload(found.spec.target, text) for text in job.get("workloads") or ()]
-    if problem.folder != then.folder or (asked and asked != list(found.spec.workloads)):
+    if problem.folder != find_kernel(found.spec.kernel) or (asked and asked != list(found.spec.workloads)):
         raise UsageError("the database has a run of that name that searches for something else; give this one another name")
     return found
 
@@ -503,7 +504,9 @@ def _known_starts(
 ) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     """What earlier runs found for the like, as far as it is legal for one of the workloads. Where there is but one, half of
     the starts are those that differ most: several workloads each try all of them."""
-    with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
+    with _recorded_in(db) as store:
+        if store is None:
+            return ()
         every = -(-len(workloads) // _MOST_STARTS)
         alike = find_alike(store, kernel, target, device, workloads[::every])
         found = {Genome.of(best.parameters): best.id for best in alike if _fits(best.parameters, spaces)}
@@ -520,7 +523,21 @@ def _known_starts(
         while len(starts) < _MOST_STARTS and (left := [genome for genome in left if genome not in starts]):
             starts.append(max(left, key=lambda genome: min(len(genome.difference(start)) for start in starts)))
         return tuple((known[genome], genome.parameters) for genome in starts)
-    return ()
+
+
+@contextmanager
+def _recorded_in(db: str) -> Iterator[Store | None]:
+    """What a database has; None where there is none yet, or one that is to be brought up to date first, which is said.
+    Raises StoreError for one that cannot be read."""
+    with ExitStack() as opened:
+        store = None
+        try:
+            store = opened.enter_context(Store.open(db, write=False))
+        except EmptyError:
+            pass
+        except OlderSchemaError as error:
+            typer.echo(f"evo: earlier runs are not looked at: {error}", err=True)
+        yield store
 
 
 def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[tuple[str, Mapping[str, Any]]]:

@@ -124,7 +124,7 @@ def connect(location: Location, *, write: bool) -> Engine:
     if path.exists() and not path.is_file():
         raise StoreError(f"{path} is a folder or a device; name a file with --db")
     if not write and not path.exists():
-        raise StoreError(f"there is no database {path}; run a search first, or name another with --db")
+        raise EmptyError(f"there is no database {path}; run a search first, or name another with --db")
     if write:
         mode = "mode=rwc"
     elif os.access(path.parent, os.W_OK) or path.with_name(path.name + "-wal").exists():
@@ -207,6 +207,10 @@ _SQLITE = {
 }
 _NO_RIGHTS = "42501"
 """SQLSTATE of PostgreSQL."""
+
+
+class EmptyError(StoreError):
+    """There is no database yet where one is to be read."""
 
 
 class UnreachableError(StoreError):
