@@ -113,18 +113,19 @@ def _read(kind: Any, convert: Callable[..., Any], value: Any, parameter: Any, co
     """What an option or argument of that kind is given as, by what typer has for it; but no empty text, which would be
     taken for an option that is left out, and no number in the ways that only Python knows."""
     if isinstance(value, str):
-        number = kind.name.partition(" ")[0]  # "integer range" has bounds, too
         if not value:
             kind.fail("it is empty; leave it out, or give it a value", parameter, context)
         try:
-            if number in _NUMBERS:
-                parse_number(value, _NUMBERS[number])
+            for prefix, number in _NUMBERS:
+                if kind.name.startswith(prefix):
+                    parse_number(value, number)
         except ValueError as error:
             kind.fail(f"{error}", parameter, context)
     return convert(value, parameter, context)
 
 
-_NUMBERS: dict[str, Any] = {"integer": int, "float": float}
+_NUMBERS: Sequence[tuple[str, Any]] = (("int", int), ("float", float))
+"""How the names of such kinds begin; those with bounds have longer ones."""
 
 
 # click's class, or that of the copy of click that newer versions of typer carry
