@@ -239,13 +239,13 @@ class Store:
             self._touch(connection, run, elapsed_s=run.elapsed_s, budget=dict(budget))
 
     def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None:
-        """Records how a run stands; for finished and failed ones, also when that was.
+        """Records how a run stands; for finished ones, also when that was.
 
         Raises StoreError for a run that another process searches.
         """
         now = datetime.now(UTC)
-        ended = status in (RunStatus.FINISHED, RunStatus.FAILED)
-        state = {"status": status.value, "stop_reason": clean_text(reason), "finished": now if ended else None}
+        finished = now if status is RunStatus.FINISHED else None
+        state = {"status": status.value, "stop_reason": clean_text(reason), "finished": finished}
         with self.transaction() as connection:
             self._claims.take(run)
             self._touch(connection, run, elapsed_s=elapsed_s, **state)

@@ -12,6 +12,7 @@ Finalists are compared with each other by the race that all of them ran in; the 
 
 import os
 import platform
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -40,6 +41,8 @@ _FINALS_BATCHES = 3
 _FINAL_RACES = 3
 """That the finals of a workload are, as a rule: all of them together may take as long as the search did."""
 _MOST_VARIANTS = 12
+_LEAST_WITHIN = 1e-3
+"""What no excess at all grows to first, where it needs too many variants."""
 """For one dtype."""
 _FIRST_VARIANTS = 32
 """That greedy choices begin with."""
@@ -398,7 +401,7 @@ def choose(
                 chosen = found
         if len(chosen) <= most or within > 1:
             return chosen[:most]
-        within *= 1.1
+        within = max(1.1 * within, _LEAST_WITHIN)
 
 
 def _store_finals(store: Store, run: StoredRun, task: int, finals: Finals, elapsed_s: float) -> None:
@@ -600,12 +603,15 @@ def check_workloads(kernel: Kernel, target: str, texts: Sequence[str], grids: Se
 
 def describe_environment(target: AskedTarget) -> Environment:
     """Device, driver, compilers and library versions as they are now. Raises DeviceError."""
-    info = target.device()
+    info, compiler = target.device(), target.compiler()
+    nvrtc = re.match(r"nvrtc ([0-9.]+)", compiler)
     return Environment(
         device=info.name,
         arch=info.arch,
         driver=info.driver,
-        compiler=target.compiler(),
+        cuda=info.details.get("cuda_driver", ""),
+        nvrtc=nvrtc[1] if nvrtc else "",
+        compiler=compiler,
         torch=version("torch"),
         python=platform.python_version(),
         evo=__version__,

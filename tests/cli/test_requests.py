@@ -151,8 +151,8 @@ BAD = {
 
 
 EMPTY = (
-    "name", "db", "sampler", "target", "arch", "workload", "cover", "budget", "start", "fix", "devices", "executor", "cluster",
-    "scheduler", "log", "export", "evaluations", "patience", "seed", "builders", "finalists", "sampler-option",
+    "name", "db", "sampler", "target", "arch", "workload", "cover", "budget", "start", "fix", "devices", "executor",
+    "cluster", "scheduler", "log", "export", "evaluations", "patience", "seed", "builders", "finalists", "sampler-option",
 )  # fmt: skip
 
 
@@ -330,7 +330,7 @@ JOBS = {
     "an empty kernel": ('[search]\nkernel = ""\n', "line 2: kernel must be a kernel's name or folder, got ''"),
     **{
         f"an empty {key}": (f'{JOB}{key} = ""\n', f"line 3: {key} is empty, or holds an empty text")
-        for key in ("sampler", "name", "target", "arch", "budget", "devices", "executor", "scheduler", "cluster", "log", "seed")
+        for key in ("sampler", "name", "target", "arch", "budget", "devices", "executor", "scheduler", "cluster", "seed")
     },
     **{
         f"no {key}": (f"{JOB}{key} = []\n", f"line 3: {key} is empty, or holds an empty text")
