@@ -192,8 +192,8 @@ def test_a_search_begins_with_what_it_is_to_start_from(asked: Any) -> None:
     ended = asked(*what, *starts, "--name", "next", "--finalists", "1")
     assert ended.code == 0, ended.err
     tried = {o["operator"]: o["trials"] for o in asked("operators", "next", "--json").document}
-    assert tried["default"] == 1
-    assert 1 <= tried["start"] <= 2  # a winner may be the default, or what is named
+    assert 2 <= tried["start"] + tried.get("default", 0) <= 3  # a winner may be the default, or what is named
+    assert tried["start"] >= 1
 
 
 def test_what_is_named_to_start_from_comes_before_the_default(here: Any, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_what_is_named_to_start_from_comes_before_the_default(here: Any, tmp_pat
         assert ended.code == 0, ended.err
         assert "first 2 given points;" in ended.out
         assert here("resume", sampler, "--evaluations", "3").code == 0
-        of_run = f"SELECT c.genome FROM candidate c JOIN run r ON r.id = c.run_id AND r.name = '{sampler}'"
+        of_run = f"SELECT c.genome FROM candidate c JOIN run r ON r.id = c.run_id AND r.name = '{sampler}' ORDER BY c.id"
         tried = here("query", of_run, "--json")
         unrolls = [json.loads(genome)["parameters"]["unroll"] for (genome,) in tried.document["rows"]]
         assert unrolls[:2] == [4, 8]
