@@ -145,6 +145,7 @@ def connect(location: Location, *, write: bool) -> Engine:
     def configure(connection: sqlite3.Connection, record: object) -> None:
         # sqlite3 would begin transactions late and commit before some statements; evo begins them itself.
         connection.isolation_level = None
+        connection.execute("PRAGMA trusted_schema = OFF")  # somebody else's views call no function with side effects
         if write:
             connection.execute("PRAGMA journal_mode = WAL")
             # In WAL a killed process loses nothing this way; a power cut at most the last few candidates.
