@@ -113,7 +113,7 @@ def _read(kind: Any, convert: Callable[..., Any], value: Any, parameter: Any, co
     """What an option or argument of that kind is given as, by what typer has for it; but no empty text, which would be
     taken for an option that is left out, and no number in the ways that only Python knows."""
     if isinstance(value, str):
-        if not value:
+        if not value and parameter.param_type_name == "option":
             kind.fail("it is empty; leave it out, or give it a value", parameter, context)
         try:
             for prefix, number in _NUMBERS:

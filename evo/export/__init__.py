@@ -173,7 +173,7 @@ def check_replaceable(out: Path, format: str) -> None:
     """Raises UsageError if `out` is neither absent, nor empty, nor an earlier export of the same format, or cannot be
     made."""
     if not out.exists() and not out.is_symlink():
-        check_folder(out.absolute().parent, "--out")
+        check_folder(out.absolute().parent, "--out", f"cannot write to {out}")
         return
     if out.is_symlink() or not out.is_dir():
         raise UsageError(f"{out} is not a folder; choose another --out")

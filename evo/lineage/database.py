@@ -101,16 +101,16 @@ def _hidden(text: str) -> str:
     return f"{scheme}://{'***@' if '@' in rest else ''}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
-def check_folder(folder: Path, option: str = "--db") -> None:
+def check_folder(folder: Path, option: str = "--db", said: str = "") -> None:
     """Raises StoreError if a folder is not there and cannot be made, or no file can be made in it; nothing is left there.
-    option: what names it."""
+    option: what names it. said: what cannot be done then, if that is not about the folder."""
     try:
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         why = error.strerror or error
-        raise StoreError(f"cannot write in the folder {folder}: {why}; choose another with {option}") from error
+        raise StoreError(f"{said or f'cannot write in the folder {folder}'}: {why}; choose another with {option}") from error
 
 
 def connect(location: Location, *, write: bool) -> Engine:

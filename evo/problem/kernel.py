@@ -729,13 +729,13 @@ def find_kernel(name: str) -> Path:
     Raises UnknownNameError if there is none, KernelError for a folder that is no kernel's.
     """
     try:
-        if (Path(name) / "kernel.py").is_file():
+        if name and (Path(name) / "kernel.py").is_file():
             return Path(name).resolve()
     except (OSError, ValueError):  # no file can be called so
         raise UnknownNameError("kernel", name[:80], kernel_names()) from None
     if name in kernel_names():
         return template_root() / name
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         raise KernelError(
             f"{name} is a folder, but no kernel's: it has no kernel.py; a kernel is a folder with kernel.py, which states"
             " the problem, and a template for each target, such as cuda.cu.j2 or cpu.cpp.j2 (docs/writing-a-kernel.md)"

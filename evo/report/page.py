@@ -119,7 +119,7 @@ def check_replaceable(out: Path) -> None:
         raise UsageError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")
     if not out.is_file():  # nothing, or a pipe or device such as /dev/stdout
         if not out.exists():
-            check_folder(out.parent, "--out")
+            check_folder(out.parent, "--out", f"cannot write {out}")
         return
     try:
         with out.open("rb") as file:

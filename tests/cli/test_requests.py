@@ -156,13 +156,19 @@ EMPTY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("words", [("",), *(("layernorm", f"--{option}", "") for option in EMPTY)])
-def test_an_empty_text_is_no_value_of_an_option(here: Any, tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("option", EMPTY)
+def test_an_empty_text_is_no_value_of_an_option(here: Any, tmp_path: Path, option: str) -> None:
     """It is not taken for one that is left out."""
-    ended = here("search", *words)
+    ended = here("search", "layernorm", f"--{option}", "")
     assert ended.code == 2
     assert "it is empty; leave it out, or give it a value" in ended.sentence
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_name_is_no_kernel_also_beside_a_kernel_py(here: Any, tmp_path: Path) -> None:
+    write_kernel(tmp_path / "toy")
+    (tmp_path / "toy" / "kernel.py").rename(tmp_path / "kernel.py")
+    assert "unknown kernel ''" in here("search", "").sentence
 
 
 UNWRITABLE = "/proc/nowhere"
@@ -182,12 +188,12 @@ UNWRITABLE = "/proc/nowhere"
         (("search", "KERNEL", "--budget", "soon"), "'soon' is not a duration"),
         (("search", "KERNEL", "--patience", "0"), "a budget of 0 patience leaves nothing to do"),
         (("search", "KERNEL", "--log", f"{UNWRITABLE}/x"), f"--log {UNWRITABLE}/x cannot be written"),
-        (("search", "KERNEL", "--export", f"{UNWRITABLE}/x"), f"cannot write in the folder {UNWRITABLE}"),
+        (("search", "KERNEL", "--export", f"{UNWRITABLE}/x"), f"cannot write to {UNWRITABLE}/x: "),
         (("resume", "taken", "--log", f"{UNWRITABLE}/x"), f"--log {UNWRITABLE}/x cannot be written"),
-        (("resume", "taken", "--export", f"{UNWRITABLE}/x"), f"cannot write in the folder {UNWRITABLE}"),
+        (("resume", "taken", "--export", f"{UNWRITABLE}/x"), f"cannot write to {UNWRITABLE}/x: "),
         (("resume", "nobody"), "unknown run 'nobody'"),
-        (("export", "taken", "--out", f"{UNWRITABLE}/x"), f"cannot write in the folder {UNWRITABLE}"),
-        (("report", "taken", "--out", f"{UNWRITABLE}/x"), f"cannot write in the folder {UNWRITABLE}"),
+        (("export", "taken", "--out", f"{UNWRITABLE}/x"), f"cannot write to {UNWRITABLE}/x: "),
+        (("report", "taken", "--out", f"{UNWRITABLE}/x"), f"cannot write {UNWRITABLE}/x: "),
         (("check", "KERNEL", "--case", "nonsense"), "'nonsense' is not name=value"),
         (("check", "KERNEL", "--case", "n=5,dtype=float32,data=odd"), "unknown distribution of kernel toy 'odd'"),
         (("check", "KERNEL", "--workload", "n=x,dtype=float32"), "n must be a whole number"),
