@@ -68,17 +68,13 @@ def merge(target: Store, source: Store) -> Merged:
         target.bases.forget()
         merging = _Merging(target, ours, theirs)
         try:
-            for run in _rows(theirs, _RUN, select(_RUN).order_by(_RUN.c.id)):
-                merging.run = run["name"]
+            for run in list(_rows(theirs, _RUN, select(_RUN).order_by(_RUN.c.id))):
+                merging.run = f"run {run['name']!r} of {source}"
                 merging.add(run)
-        except _Fault as fault:
-            raise StoreError(f"run {merging.run!r} of {source} cannot be merged: {fault}; nothing was changed") from None
-        except exc.IntegrityError as error:
-            told = first_line(error.orig or error)
-            raise StoreError(
-                f"run {merging.run!r} of {source} cannot be merged: its rows contradict each other ({told}); nothing was"
-                " changed"
-            ) from None
+        except (_Fault, exc.IntegrityError, exc.DataError) as error:
+            contradict = f"its rows contradict each other ({first_line(getattr(error, 'orig', error))})"
+            told = error if isinstance(error, _Fault) else contradict
+            raise StoreError(f"{merging.run} cannot be merged: {told}; nothing was changed") from None
         return merging.report
 
 
@@ -90,8 +86,8 @@ class _Merging:
     def __init__(self, target: Store, ours: Connection, theirs: Connection) -> None:
         self._target, self._ours, self._theirs = target, ours, theirs
         self.report = Merged()
-        self.run = ""
-        """The name in the source, of the one that is being merged."""
+        self.run = "the other database"
+        """What is being merged, in words."""
 
     def add(self, run: Row) -> None:
         """run: its row in the source."""
@@ -100,9 +96,10 @@ class _Merging:
         if run["status"] == RunStatus.RUNNING:
             run |= {"status": RunStatus.INTERRUPTED.value, "stop_reason": "it was being searched when it was copied"}
         environments = select(_ENVIRONMENT).where(_ENVIRONMENT.c.id == run["environment_id"])
-        environment = next(_rows(self._theirs, _ENVIRONMENT, environments), None)
-        if environment is None:
+        found = list(_rows(self._theirs, _ENVIRONMENT, environments))
+        if not found:
             raise _Fault(f"the run is of environment {run['environment_id']}, which is not there")
+        environment = found[0]
         _check(_ENVIRONMENT, environment, "its environment")
         del environment["id"]
         run["environment_id"] = self._key(_ENVIRONMENT, "digest", environment) or self._new(_ENVIRONMENT, environment)
@@ -285,6 +282,8 @@ def _wrong(column: Column[Any], value: Any) -> str:
     kind: Any = dict if isinstance(column.type, JSON) else tuple if several else column.type.python_type
     if not isinstance(value, (int, float) if kind is float else kind) or (isinstance(value, bool) and kind is not bool):
         return f"which is no {'object' if kind is dict else 'number' if kind in (int, float) else kind.__name__}"
+    if isinstance(value, str) and "\0" in value:
+        return "which holds a NUL"
     if kind is not tuple:
         numbers = numbers.values() if column.name == "clocks" else [value] if kind in (int, float) else ()
     for number in numbers:

@@ -134,6 +134,7 @@ WRONG = {
     ),
     "no time of day": ("UPDATE candidate SET created = 'yesterday' WHERE \"order\" = 1", "candidate 1 cannot be read"),
     "no UTF-8": ("UPDATE candidate SET log = CAST(x'ff41' AS TEXT) WHERE \"order\" = 1", "candidate 1 cannot be read"),
+    "a NUL": ("UPDATE run SET kernel = 'a' || char(0) WHERE name = 'first'", "has the kernel 'a\\x00', which holds a NUL"),
     "bytes for text": (
         "UPDATE candidate SET log = x'ff41' WHERE \"order\" = 1",
         "candidate 1 has the log b'\\xffA', which is no str",
