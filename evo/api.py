@@ -98,6 +98,12 @@ def search(
     for option, texts in (("workloads", workloads), ("cover", cover), ("start", start)):
         if isinstance(texts, str):
             raise UsageError(f"{option} must be a list of texts, got {texts!r}")
+    numbers = {"builders": builders, "finalists": finalists, "evaluations": evaluations, "patience": patience, "seed": seed}
+    for option, value in job.items():
+        if value == "":
+            raise UsageError(f"{option} is empty; leave it out, or give it a value")
+        if (number := numbers.get(option)) is not None and type(number) is not int:
+            raise UsageError(f"{option} must be a whole number, got {number!r}")
     for option, number in (("builders", builders), ("finalists", finalists)):
         if number is not None and number < 1:
             raise UsageError(f"{option} must be at least 1, got {number}")

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -28,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from evo.runtime.package import BACKWARD, INIT, MAIN, MANIFEST, slower
+from evo.runtime.package import BACKWARD, INIT, MAIN, MANIFEST, read_manifest, slower
 
 __all__ = ["ReadyKernel", "ReadyVariant", "kernels", "patch"]
 
@@ -103,16 +104,10 @@ def _folders() -> dict[str, Path]:
     return {folder.name: folder for folder in found if folder.name.isidentifier()}
 
 
+@cache
 def _manifest(folder: Path) -> dict[str, Any]:
     """Raises ImportError."""
-    path = folder / MANIFEST
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["kernel"]["name"] and manifest["variants"]:
-            return manifest
-        raise ValueError("it has no variants")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ImportError(f"{path} is no manifest of an export ({type(error).__name__}: {error})") from error
+    return read_manifest(folder / MANIFEST)
 
 
 def _template(folder: Path) -> Path:

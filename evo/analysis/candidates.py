@@ -31,6 +31,7 @@ class Subject:
     order: int
     run: str
     kernel: str
+    kernel_digest: str
     target: str
     arch: str
     device: str
@@ -41,9 +42,9 @@ class Subject:
 def select_candidates(*columns: Any) -> Select[Any]:
     """The fields of `Subject` and more, of candidates with their tasks, runs and environments."""
     e = m.Environment
-    subject = (_c.public_id.label("id"), _c.order, _r.name.label("run"), _r.kernel, _r.target, _r.arch, e.device)
+    subject: tuple[Any, ...] = (_c.public_id.label("id"), _c.order, _r.name.label("run"), _r.kernel, _r.kernel_digest)
     return (
-        select(*subject, _i.workload, _i.dtype, *columns)
+        select(*subject, _r.target, _r.arch, e.device, _i.workload, _i.dtype, *columns)
         .join_from(_c, _i, and_(_i.run_id == _c.run_id, _i.number == _c.task))
         .join(_r, _r.id == _i.run_id)
         .join(e, e.id == _r.environment_id)
@@ -145,7 +146,6 @@ class CandidateRecord(Subject, CandidateSummary):
     created: ISO 8601 in UTC, as all times of records.
     """
 
-    kernel_digest: str
     task: int
     dims: dict[str, int]
     options: dict[str, Value]
@@ -221,7 +221,7 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
         _c.task, _c.genome, _c.source_sha.label("source"), _c.operator, _c.status, _c.score, _c.log, _c.seconds,
         _c.gate_seconds, _c.timing_seconds, _c.elapsed_s, _c.created, _i.dims, _i.options,
         original.public_id.label("same_code_as"), func.coalesce(_i.winner_id == _c.id, False).label("winner"),
-        _r.kernel_digest, _r.options.label("run_options"), _r.seed,
+        _r.options.label("run_options"), _r.seed,
     ).join(original, original.id == _c.same_code_as_id, isouter=True)  # fmt: skip
     with store.reading() as connection:
         key = resolve_candidate(connection, candidate)

@@ -20,7 +20,7 @@ from evo.lineage.models import key_range
 from evo.lineage.read import read_details
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload, recorded_kernel
 from evo.problem.space import Space, Value
 from evo.targets import find_target
 
@@ -160,7 +160,8 @@ def read_failures(store: Store, run: str = LATEST, *, template: bool = False, ta
         rows = read_tried(connection, stored.id, task)
         times = search_times(connection, stored.id, [row.id for row in rows])
         said = _reasons(connection, stored.id)
-    spaces = [present_space(spec.kernel, spec.target, spec.arch, w) for w in (spec.workloads if template else ())]
+    problem = recorded_kernel(spec.kernel, spec.kernel_digest) if template else None
+    spaces = [present_space(problem, spec.target, spec.arch, w) for w in spec.workloads] if problem else []
     structural = {p.name for space in spaces for p in space.parameters if p.structural} if template else None
     refused = [row for row in rows if row.status not in PASSED]
     by_kind = _grouped(refused, lambda row: (row.status,))
@@ -179,14 +180,11 @@ def read_failures(store: Store, run: str = LATEST, *, template: bool = False, ta
     )
 
 
-def present_space(kernel: str, target: str, arch: str, workload: Workload) -> Space:
-    """The search space of a recorded run's workload as its kernel states it now.
-
-    Raises UsageError where the kernel cannot be found or loaded any more.
-    """
-    problem = load_kernel(kernel)
-    problem.check_target(target)
-    return problem.space(target, workload, find_target(target).limits(arch))
+def present_space(kernel: Kernel, target: str, arch: str, workload: Workload) -> Space:
+    """The search space of a recorded run's workload as its kernel states it now. Raises UnknownNameError for a target that
+    the kernel has not."""
+    kernel.check_target(target)
+    return kernel.space(target, workload, find_target(target).limits(arch))
 
 
 def read_tried(connection: Connection, run_id: int, task: int | None = None) -> list[Any]:

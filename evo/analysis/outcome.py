@@ -15,11 +15,12 @@ from evo.analysis.importance import Importance, read_importance
 from evo.analysis.operators import OperatorCredit, compare_with_parents, read_operators
 from evo.analysis.runs import RunSummary, TaskSummary, find_run
 from evo.analysis.times import RelativeTime
+from evo.errors import UsageError
 from evo.evaluation import PASSED, within_noise
 from evo.lineage.read import record_of, resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, find_kernel, kernel_digest, load_kernel, template_root
+from evo.problem.kernel import Workload, recorded_kernel
 from evo.problem.space import Parameter, Point, Space, Value
 
 
@@ -182,20 +183,14 @@ def _read_workload(
 
 
 def read_problem(run: RunSummary) -> Problem:
-    """Of the kernel as it is now, if there is one of that name.
-
-    A kernel.py is a program, and a database may come from anywhere: a kernel outside evo's own templates is run only if it
-    is, byte for byte, what the run was about.
-    """
+    """What the kernel says now, if it is here as it was recorded."""
     try:
-        folder = find_kernel(run.kernel)
-        if not folder.is_relative_to(template_root()) and kernel_digest(folder) != run.kernel_digest:
-            return Problem(spaces={}, roles={}, changed="the kernel has changed since this run")
-        kernel = load_kernel(run.kernel)
+        kernel = recorded_kernel(run.kernel, run.kernel_digest)
         workloads = {t.number: Workload.of(t.dims, t.dtype, t.options) for t in run.tasks}
-        spaces = {n: present_space(run.kernel, run.target, run.arch, w) for n, w in workloads.items()}
+        spaces = {n: present_space(kernel, run.target, run.arch, w) for n, w in workloads.items()}
     except Exception as error:  # a kernel.py may raise anything, and the record can still be shown
-        return Problem(spaces={}, roles={}, changed=f"the kernel cannot be loaded here any more ({type(error).__name__})")
+        gone = f"the kernel cannot be loaded here any more ({type(error).__name__})"
+        return Problem(spaces={}, roles={}, changed=str(error) if type(error) is UsageError else gone)
     changed = "" if kernel.digest == run.kernel_digest else "the kernel has changed since this run"
     return Problem(spaces=spaces, roles={b.name: b.role for b in kernel.baselines}, changed=changed)
 

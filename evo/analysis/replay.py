@@ -45,6 +45,8 @@ _NEAREST = 8
 """One of so many is drawn: the nearest is mostly where one came from."""
 _NO_TIME = 1e19
 """Kernel Tuner writes a huge number in place of the time of what failed."""
+_LEAST_LEFT, _LEAST_OF_BEST = 0.01, 0.001
+"""Random search must leave so much of the way from the median to the best, and of the best's time: a score divides by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +60,19 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Of a sampler on a space. tenths: means over each tenth of the budget; score: the mean of all."""
+    """Of a sampler on a space, or the mean over spaces. tenths: means over each tenth of the budget; score: the mean of all.
+    Both are None where the space cannot tell (reason: why); left_out: of a mean, how many spaces those were."""
 
     space: str
     sampler: str
-    score: float
-    tenths: tuple[float, ...]
+    score: float | None
+    tenths: tuple[float, ...] | None
     evaluations: float
     """A replay, on average."""
     proposal_ms: float
     """What the sampler takes for each."""
+    reason: str = ""
+    left_out: int = 0
 
 
 class RecordedSpace:
@@ -88,7 +93,7 @@ class RecordedSpace:
         begin_s, self.budget_s = (self._evaluations(share) * float(np.median(costs)) for share in (_START, _CUTOFF))
         failing_s = 0.0 if passed.all() else float(costs[~passed].mean() * (~passed).mean())
         self._grid = np.linspace(begin_s, self.budget_s, _GRID_POINTS)
-        tries = np.maximum(np.round(self._grid / (float(costs[passed].mean()) + failing_s)), 1)
+        self._tries = tries = np.maximum(np.round(self._grid / (float(costs[passed].mean()) + failing_s)), 1)
         n = len(self._best_first)
         # The expected rank of the best of m draws without replacement.
         ranks = np.minimum(np.round(tries * (n + 1) / (tries + 1)).astype(int), n - 1)
@@ -98,6 +103,18 @@ class RecordedSpace:
     def is_large(self) -> bool:
         """Random search is not expected to find the best within the budget."""
         return bool(self._random[-1] > self._best_first[0])
+
+    @property
+    def unscored(self) -> str:
+        """Why a score would mean nothing: random search comes so near the best that what is left of the way is noise. Empty
+        if it would mean something."""
+        best, median, last = (float(t) for t in (self._best_first[0], np.median(self._best_first), self._random[-1]))
+        if last - best >= max(_LEAST_LEFT * (median - best), _LEAST_OF_BEST * best):
+            return ""
+        return (
+            f"random search comes within {(last - best) / best:.2%} of the best in its {self._tries[-1]:.0f} evaluations,"
+            " and a score would divide by that"
+        )
 
     def space(self, rng: random.Random) -> Space:
         make = partial(_Sample, record=self) if self._is_sample else Space
@@ -237,25 +254,32 @@ def replay(path: Path, sampler: str, options: Mapping[str, object], in_flight: i
 
 
 def judge(path: Path, sampler: str, replays: Sequence[Replay]) -> Score:
-    curve = read_space(path).curve(replays)
+    recorded = read_space(path)
+    reason = recorded.unscored
+    curve = recorded.curve(replays) if not reason else None
     return Score(
         space=path.name,
         sampler=sampler,
-        score=float(curve.mean()),
-        tenths=tuple(float(part.mean()) for part in np.array_split(curve, _TENTHS)),
+        score=float(curve.mean()) if curve is not None else None,
+        tenths=tuple(float(part.mean()) for part in np.array_split(curve, _TENTHS)) if curve is not None else None,
+        reason=reason,
         evaluations=float(np.mean([r.evaluations for r in replays])),
         proposal_ms=1e3 * sum(r.sampler_s for r in replays) / sum(r.evaluations for r in replays),
     )
 
 
 def mean_of(sampler: str, scores: Iterable[Score]) -> Score:
-    """Over the sampler's spaces, each as much as another."""
+    """Over the sampler's spaces, each as much as another, without those that have no score."""
     own = [s for s in scores if s.sampler == sampler]
+    scored = [s.score for s in own if s.score is not None]
+    tenths = [s.tenths for s in own if s.tenths is not None]
     return Score(
         space="mean",
         sampler=sampler,
-        score=float(np.mean([s.score for s in own])),
-        tenths=tuple(float(part) for part in np.mean([s.tenths for s in own], axis=0)),
+        score=float(np.mean(scored)) if scored else None,
+        tenths=tuple(float(part) for part in np.mean(tenths, axis=0)) if tenths else None,
+        reason="" if scored else "no space has a score",
+        left_out=len(own) - len(scored),
         evaluations=float(np.mean([s.evaluations for s in own])),
         proposal_ms=float(np.mean([s.proposal_ms for s in own])),
     )

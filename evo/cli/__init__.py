@@ -3,9 +3,10 @@
 import errno
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from copy import copy
+from functools import cache, partial
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import typer
 
 from evo.errors import EvoError
+from evo.problem.space import parse_number
 
 _WORKING = frozenset({"search", "resume", "check", "bench"})
 """Commands that need worker processes; their server starts before anything else is imported."""
@@ -101,7 +103,29 @@ def _group(modules: tuple[str, ...]) -> Any:
     group: Any = typer.main.get_command(app)
     for command in group.commands.values():  # whole sentences in the list of commands, which would be cut short
         command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
+        for parameter in command.params:
+            parameter.type = copy(parameter.type)
+            parameter.type.convert = partial(_read, parameter.type, parameter.type.convert)
     return group
+
+
+def _read(kind: Any, convert: Callable[..., Any], value: Any, parameter: Any, context: Any) -> Any:
+    """What an option or argument of that kind is given as, by what typer has for it; but no empty text, which would be
+    taken for an option that is left out, and no number in the ways that only Python knows."""
+    if isinstance(value, str):
+        if not value and parameter.param_type_name == "option":
+            kind.fail("it is empty; leave it out, or give it a value", parameter, context)
+        try:
+            for prefix, number in _NUMBERS:
+                if kind.name.startswith(prefix):
+                    parse_number(value, number)
+        except ValueError as error:
+            kind.fail(f"{error}", parameter, context)
+    return convert(value, parameter, context)
+
+
+_NUMBERS: Sequence[tuple[str, Any]] = (("int", int), ("float", float))
+"""How the names of such kinds begin; those with bounds have longer ones."""
 
 
 # click's class, or that of the copy of click that newer versions of typer carry

@@ -20,6 +20,7 @@ from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, p
 from evo.analysis.importance import Importance, read_importance
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
+from evo.analysis.runs import find_run
 from evo.cli.options import (
     DEFAULT_DB,
     CandidateName,
@@ -27,6 +28,7 @@ from evo.cli.options import (
     Json,
     RunName,
     Seed,
+    Trust,
     answer,
     command_line,
     draw_seed,
@@ -34,13 +36,13 @@ from evo.cli.options import (
     parse_legal,
     print_json,
 )
-from evo.cli.recorded import find_candidate, task_of, workload_of
+from evo.cli.recorded import find_candidate, look, task_of, trusted, workload_of
 from evo.cli.tables import Terminal, change_text, factor, figure, interval, marked, share, short_workload, speedup
 from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.kernel import recorded_kernel
 from evo.report.sentences import hardly_tried
 from evo.report.text import counted, short
 
@@ -57,6 +59,7 @@ def lineage(
     candidate: CandidateName,
     diff: Annotated[bool, typer.Option("--diff", help="Also what each change changed in the source.")] = False,
     descendants: Annotated[int, typer.Option(help="Show so many of them; 0 for none.", min=0, max=1_000_000)] = 20,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -67,14 +70,16 @@ def lineage(
     if json:
         print_json(found.members)
     else:
+        look(trust, (record.kernel, record.kernel_digest))
         _print_family(make_console(), record, found, diff, db)
 
 
 def _print_family(console: Terminal, record: CandidateRecord, found: Family, diff: bool, db: str) -> None:
     above, below = (sum(m.relation == of for m in found.members) for of in ("ancestor", "descendant"))
     first = "the first " if found.cut else ""
+    workload = short_workload(record.workload, record.kernel, record.kernel_digest)
     console.say(
-        f"{record.kernel}, {short_workload(record.workload, record.kernel)} on {record.device}: {short(record.id)} with"
+        f"{record.kernel}, {workload} on {record.device}: {short(record.id)} with"
         f" {counted(above, 'ancestor')} above it and {first}{counted(below, 'descendant')} below",
     )
     rows = [
@@ -196,6 +201,7 @@ def explain(
     ] = False,
     seed: Seed = None,
     all_: Annotated[bool, typer.Option("--all", help="Every edit, not only those worth most.")] = False,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -204,14 +210,17 @@ def explain(
         raise UsageError("--seed is for --measure: leave it out, or measure")
     with Store.open(db, write=False) as store:
         record = find_candidate(store, candidate, db)
+        trusted(trust and (measure or from_ is not None), record.kernel)
         found = _explanation(store, record, from_)
     ablation = measure_edits(record, found, seed=draw_seed(seed), db=db) if measure and found.edits else None
     if json:
         print_json(found, measured=ablation)
         return
     console = make_console()
+    look(trust, (record.kernel, record.kernel_digest))
+    workload = short_workload(found.workload, found.kernel, found.kernel_digest)
     console.say(
-        f"{short(found.id)} ({found.kernel}, {short_workload(found.workload, found.kernel)} on {found.device}):"
+        f"{short(found.id)} ({found.kernel}, {workload} on {found.device}):"
         f" {figure(found.median_us)} us in the search, {factor(1 / found.ratio)} over the reference",
         "bold",
     )
@@ -225,7 +234,8 @@ def explain(
 def _explanation(store: Store, record: CandidateRecord, from_: str | None) -> Explanation:
     if from_ is None or (from_ != _TEMPLATE and "=" not in from_):
         return read_explanation(store, record.id, from_)
-    space = present_space(record.kernel, record.target, record.arch, workload_of(record))
+    kernel = recorded_kernel(record.kernel, None)
+    space = present_space(kernel, record.target, record.arch, workload_of(record))
     base_from = "the template's default" + ("" if from_ == _TEMPLATE else f" with {from_}")
     base = parse_legal("" if from_ == _TEMPLATE else from_, space, "--from")
     return read_explanation(store, record.id, base.parameters, base_from=base_from)
@@ -293,7 +303,7 @@ def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db:
     here = target.device().name
     if here != record.device:
         typer.echo(f"evo: timed on {here}; the recorded figures are of {record.device}", err=True)
-    kernel = load_kernel(record.kernel)
+    kernel = recorded_kernel(record.kernel, None)
     if kernel.digest != record.kernel_digest:
         typer.echo(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
     edits = [credit.change for credit in found.edits]
@@ -345,6 +355,7 @@ def failures(
         bool, typer.Option("--template", help="Load the kernel: which parameters are structural, what it now forbids.")
     ] = False,
     top: Annotated[int, typer.Option(help="Rows of each table.", min=1)] = 8,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -355,6 +366,7 @@ def failures(
         if all_:
             answer(json, failure_totals(store), _print_totals)
         else:
+            trusted(trust and template, find_run(store, run).kernel)
             answer(json, read_failures(store, run, template=template), _print_report, top, db)
 
 

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Annotated
@@ -26,8 +26,8 @@ from evo.analysis.runs import (
 )
 from evo.analysis.runs import compare as compare_runs
 from evo.analysis.times import RelativeTime
-from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line, make_console, print_json
-from evo.cli.recorded import again_line, find_candidate, find_named, verdicts_of
+from evo.cli.options import DEFAULT_DB, Db, Json, RunName, Trust, answer, command_line, make_console, print_json
+from evo.cli.recorded import again_line, find_candidate, find_named, look, verdicts_of
 from evo.cli.tables import Terminal, factor, figure, interval, marked, share, short_workload, speedup, time_cells
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import FINALIST, Timing
@@ -43,6 +43,7 @@ def best(
     device: Annotated[str | None, typer.Option(help="Only on devices with this in their name.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Only for this dtype.")] = None,
     workload: Annotated[str | None, typer.Option(help="Only workloads with this in their name, e.g. rows=4096.")] = None,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -52,6 +53,8 @@ def best(
         searched = () if found else list_runs(store)
     if kernel is not None and not found and kernel not in (kernels := {r.kernel for r in searched}):
         raise UnknownNameError("kernel in this database", kernel, kernels)
+    if not json:
+        look(trust, *((b.kernel, b.kernel_digest) for b in found))
     if found or json:
         answer(json, found, _print_best, db)
     if not found:
@@ -68,7 +71,7 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
         console.say(f"{kernel} on {device}", "bold")
         rows = [
             {
-                "workload": short_workload(b.workload, kernel),
+                "workload": short_workload(b.workload, kernel, b.kernel_digest),
                 "candidate": short(b.id),
                 ">median us": marked(figure(b.median_us), b.disturbed),
                 ">interval": interval(b.low_us, b.high_us, 2),
@@ -164,23 +167,30 @@ def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:
 
 def compare(
     runs: Annotated[list[str], typer.Argument(help="Two runs or more, or unique beginnings of their names.")],
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
     """Compare runs: best, candidates, time to a speed-up, failures, and what was set differently."""
     with Store.open(db, write=False) as store:
         found = compare_runs(store, *runs)
+        kernels = {summary.kernel: summary.kernel_digest for summary in (find_run(store, row.run) for row in found.rows)}
     names = list(dict.fromkeys(row.run for row in found.rows))
     if len(names) < 2:
         raise UsageError(f"there is nothing to compare {', '.join(names) or 'it'} with; name two runs")
-    answer(json, found, _print_comparison, names, db)
+    if not json:
+        look(trust, *kernels.items())
+    answer(json, found, _print_comparison, names, db, kernels)
 
 
-def _print_comparison(console: Terminal, found: Comparison, names: Sequence[str], db: str) -> None:
+def _print_comparison(
+    console: Terminal, found: Comparison, names: Sequence[str], db: str, kernels: Mapping[str, str]
+) -> None:
+    """kernels: with their digests."""
     for workload, group in groupby(found.rows, lambda row: row.workload):
         rows = list(group)
         devices = {row.device for row in rows}
-        name = short_workload(workload, rows[0].kernel)
+        name = short_workload(workload, rows[0].kernel, kernels[rows[0].kernel])
         console.say(f"{name} on {rows[0].device}" if len(devices) == 1 else name, "bold")
         console.print_rows([_speed_cells(r, devices) for r in rows])
         console.print_rows([_effort_cells(r) for r in rows])
@@ -242,12 +252,15 @@ def show(
         str, typer.Argument(metavar="CANDIDATE|RUN", help="Its identifier, a run's name, or a unique beginning of one.")
     ],
     source: Annotated[bool, typer.Option("--source", help="Print the candidate's rendered source.")] = False,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
     """Show everything that is known of a candidate; or of a run its finalists, and which of them tie with the winner."""
     with Store.open(db, write=False) as store:
         record = find_candidate(store, name, db) if source else find_named(store, name)
+        if not (json or source):
+            look(trust, (record.kernel, record.kernel_digest))
         if not isinstance(record, CandidateRecord):
             answer(json, read_run_finals(store, record.name), _print_run, db)
             return
@@ -266,7 +279,8 @@ def _origin_of(store: Store, start: str) -> str:
     """What a start is from, with the run, workload and speed-up of a candidate that this database has."""
     with suppress(UnknownNameError, StoreError):
         first = read_candidate(store, start)
-        return f"{first.id} (of run {first.run}, {short_workload(first.workload, first.kernel)}, {speedup(first.score)})"
+        workload = short_workload(first.workload, first.kernel, first.kernel_digest)
+        return f"{first.id} (of run {first.run}, {workload}, {speedup(first.score)})"
     return start
 
 
@@ -278,7 +292,7 @@ def _print_candidate(console: Terminal, record: CandidateRecord, origin: str, db
     rows = {
         "candidate": f"{record.id}{'  (winner of its run)' if record.winner else ''}",
         "run": f"{record.run}, candidate {record.order}, {record.elapsed_s:.1f} s into the search",
-        "kernel": f"{record.kernel}, {short_workload(record.workload, record.kernel)}",
+        "kernel": f"{record.kernel}, {short_workload(record.workload, record.kernel, record.kernel_digest)}",
         "device": f"{record.device} ({record.arch})",
         "status": status + (f" in the search, refused by the finals: {record.refusal}" if record.refusal else ""),
         "made by": record.operator + (f" of {parents or origin}" if parents or origin else ""),
@@ -363,7 +377,7 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
         refused = [f for f in run.refused_in_finals if f.task == held.task]
         if run.cover is not None and held.winner is not None and not all_finalists:
             continue
-        console.say(short_workload(held.workload, run.kernel), "bold")
+        console.say(short_workload(held.workload, run.kernel, run.kernel_digest), "bold")
         if all_finalists:
             styles = ["bold" if f.winner else "" for f in held.finalists]
             console.print_rows((_finalist_cells(f, held.noise_floor) for f in held.finalists), styles)
@@ -394,7 +408,7 @@ def _print_cover(console: Terminal, run: RunFinals, cover: Cover) -> None:
     console.print_rows(
         {
             ">variant": p.variant or "reference",
-            "serves": short_workload(p.workload, run.kernel),
+            "serves": short_workload(p.workload, run.kernel, run.kernel_digest),
             "candidate": short(p.winner),
             ">speed-up": gain(p),
             ">off the best": f"{p.distance:.1%}",

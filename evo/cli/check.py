@@ -22,6 +22,7 @@ from evo.cli.options import (
     Json,
     Seed,
     TargetName,
+    Trust,
     answer,
     draw_seed,
     make_console,
@@ -37,6 +38,7 @@ from evo.cli.recorded import (
     may_be_candidate,
     source_remarks,
     task_of,
+    trusted,
     verdicts_of,
     workload_of,
 )
@@ -50,7 +52,7 @@ from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
 from evo.measure.cases import is_case_text, parse_case
 from evo.problem.genome import Genome
-from evo.problem.kernel import find_kernel, names_near
+from evo.problem.kernel import find_kernel, names_near, recorded_kernel
 from evo.problem.render import unread_parameters
 from evo.report.text import counted, short
 from evo.sanitize import choose_tools
@@ -80,6 +82,7 @@ def check(
         list[str] | None, typer.Option(help="Gate on this case, too, as a refusal names it.")
     ] = None,
     compile_only: Annotated[bool, typer.Option(help="Do not run anything.")] = False,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -90,11 +93,13 @@ def check(
         for option, value in (("--target", target), ("--arch", arch), ("--workload", workload)):
             if value:
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
+        trusted(trust, candidate.kernel)
         _check_candidate(candidate, drawn, cases, case or [], compile_only, db, json)
         return
     problem, target, arch = load_context(kernel, target, arch)
     named = tuple(problem.workload(target, w) for w in workload or ())
     own, near = (named, ()) if named else check_workloads_of(problem, target)
+    named_cases = tuple(parse_case(problem, target, text) for text in case or ())
     why_not = _why_not_here(target, arch)
     with open_workers(target, db) as executor:
         task = TaskExecutor(executor=executor, kernel=kernel, target=target, arch=arch, workload=own[0], seed=drawn)
@@ -103,7 +108,7 @@ def check(
             (*own, *near),
             timed=frozenset(w for w in own if all(size for _, size in w.dims)),
             gate=not (why_not or compile_only),
-            cases=tuple(parse_case(problem, target, text) for text in case or ()),
+            cases=named_cases,
             random_cases=cases,
             observe=None if json else CheckLines("branches"),
         )
@@ -238,11 +243,12 @@ def _check_candidate(
     if why_not and not compile_only:
         raise DeviceError(f"{why_not}; to compile it only, add --compile-only")
     observe = None if json else CheckLines("workloads")
+    kernel = recorded_kernel(recorded.kernel, None)
+    cases = tuple(parse_case(kernel, target, text) for text in texts)
     # A cache of its own: what is checked is what the compiler makes now, not what it once made.
     with tempfile.TemporaryDirectory(prefix="evo-check-") as folder, open_executor(target, Path(folder)) as executor:
         task = task_of(recorded, executor, seed)
         genome = Genome.of(recorded.parameters)
-        cases = tuple(parse_case(task.problem, target, text) for text in texts)
         results = check_candidate(
             task, genome, gate=not compile_only, cases=cases, random_cases=random_cases, observe=observe
         )
@@ -346,6 +352,7 @@ def sanitize(
     ] = "all",
     seed: Seed = None,
     limit: Annotated[float, typer.Option(help="Seconds that each tool may take.", min=1.0)] = 180.0,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -355,6 +362,7 @@ def sanitize(
     with Store.open(db, write=False) as store:
         winners = find_winners(store, candidate, db)
     for recorded in winners:
+        trusted(trust, recorded.kernel)
         tools = choose_tools(recorded.target, tool)
         request = Request(
             kernel=recorded.kernel,
@@ -430,6 +438,10 @@ def bench(
     names = against.split(",") if against else [b.name for b in problem.baselines if chosen in b.targets]
     for name in names:
         problem.baseline(name)
+    limits = find_target(chosen).limits(first)
+    for w in workloads:
+        for text in genome or ():
+            parse_legal(text, problem.space(chosen, w, limits), "--genome")  # refused before workers are opened
     drawn = draw_seed(seed)
     records = []
     with open_workers(chosen, db) as executor:

@@ -12,12 +12,12 @@ import typer
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.descent import read_family
 from evo.analysis.runs import find_run, ranked
-from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
-from evo.cli.recorded import find_named, read_winners, workload_of
+from evo.cli.options import DEFAULT_DB, Db, Json, Trust, command_line, parse_duration, print_json
+from evo.cli.recorded import find_named, read_winners, trusted, workload_of
 from evo.cli.tables import short_workload
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, PASSED
-from evo.export import MANIFEST, Exporter, ExportItem, ExportRequest, find_exporter, publish
+from evo.export import MANIFEST, Exporter, ExportItem, ExportRequest, check_replaceable, find_exporter, publish
 from evo.export._package import asked_of, with_ptx
 from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
@@ -25,7 +25,7 @@ from evo.export.module import remarks as remarks_of
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import kernel_names, load_kernel
+from evo.problem.kernel import kernel_names, load_kernel, recorded_kernel
 from evo.report.text import short
 
 _SHOWN = 5
@@ -41,11 +41,13 @@ def export(
         typer.Option(help="Architecture to build for, any number of them; what was measured on if left out."),
     ] = None,
     refused: Annotated[bool, typer.Option("--refused", help="Also a candidate that the finals refused.")] = False,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
     """Export winners as something that PyTorch code imports."""
     exporter, replaced = find_exporter(format), (out / MANIFEST).is_file()
+    check_replaceable(out, exporter.name)
     chosen: list[CandidateRecord] = []
     remarks: list[str] = []
     with Store.open(db, write=False) as store:
@@ -56,6 +58,7 @@ def export(
         else:
             for name in dict.fromkeys(what):
                 chosen += _chosen(store, name, db, refused=refused)
+            trusted(trust, *(c.kernel for c in chosen))
             for said in filter(None, [_unconfirmed(store, c, db) for c in chosen]):
                 typer.echo(f"evo: {said}", err=True)
             written, remarks = export_winners(store, chosen, exporter, out, arch or ())
@@ -67,7 +70,7 @@ def export(
     if json:
         print_json([str(p) for p in written])
         return
-    names = [short_workload(c.workload, c.kernel) for c in chosen] or [f"run {what[0]}"]
+    names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen] or [f"run {what[0]}"]
     workloads = ", ".join(names) if len(names) <= _SHOWN else f"{len(names)} workloads"
     typer.echo(f"{out}: {len(written)} files for {workloads}{', in place of an earlier export' if replaced else ''}")
     for line in exporter.advice(out):
@@ -163,7 +166,7 @@ def _check_alike(chosen: Sequence[CandidateRecord], *, several: bool) -> None:
     for record in chosen:
         alike = several or (record.target, record.arch) == (first.target, first.arch)
         if record.kernel != first.kernel:
-            one, other = load_kernel(first.kernel), load_kernel(record.kernel)
+            one, other = (recorded_kernel(c.kernel, c.kernel_digest) for c in (first, record))
             alike = several and (one.backward_of == other.name or other.backward_of == one.name)
         if not alike:
             raise UsageError(
@@ -201,7 +204,7 @@ class _Alternatives:
 
 def _item(record: CandidateRecord, provenance: dict[str, object], alternatives: Iterable[ExportItem] = ()) -> ExportItem:
     return ExportItem(
-        workload=workload_of(record),
+        workload=workload_of(record, record.kernel_digest),
         genome=Genome.of(record.parameters),
         candidate=record.id,
         record=provenance,
@@ -257,6 +260,7 @@ def import_workloads(
     """Write a job file for each kernel that computes something of a FlashInfer-Bench dataset."""
     if target not in ("cuda", "cpu"):
         raise UsageError(f"--target must be cuda or cpu, got {target!r}")
+    parse_duration(budget)
     kernels = [load_kernel(name) for name in dict.fromkeys(kernel or kernel_names())]
     taken, refused = import_dataset(path, kernels, target)
     if not taken:

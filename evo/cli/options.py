@@ -17,11 +17,11 @@ from evo.errors import UsageError
 from evo.evaluation import Timing
 from evo.lineage import database
 from evo.problem.genome import Genome
-from evo.problem.space import Point, Space, Value
+from evo.problem.space import Point, Space, Value, parse_number
 
 DEFAULT_DB = "runs/lineage.db"
 _FILE_WIDTH = 200
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|h|d)?", re.IGNORECASE | re.ASCII)
 _Record = TypeVar("_Record")
 _More = TypeVarTuple("_More")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -43,6 +43,9 @@ CandidateName = Annotated[str, typer.Argument(help="A candidate's identifier or 
 RunName = Annotated[str, typer.Argument(help="A run's name, a unique beginning of it, or 'latest'.")]
 Seed = Annotated[
     int | None, typer.Option("--seed", help="Draws the data; random if left out.", callback=check_seed)
+]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run the kernel.py that the database names, wherever it lies and whatever it holds.")
 ]
 TargetName = Annotated[str | None, typer.Option("--target", help="cuda or cpu; the best present if left out.")]
 
@@ -115,7 +118,7 @@ def parse_legal(text: str, space: Space, option: str) -> Genome:
 def split_pair(text: str, option: str) -> tuple[str, str]:
     """NAME=VALUE as two texts. Raises UsageError."""
     name, equals, value = text.partition("=")
-    if not equals:
+    if not (name and equals and value):
         raise UsageError(f"{option} {text!r} is not NAME=VALUE")
     return name, value
 
@@ -126,9 +129,9 @@ def parse_sampler_options(texts: Iterable[str]) -> dict[str, object]:
     for text in texts:
         name, value = split_pair(text, "--sampler-option")
         options[name] = value
-        for read in (float, int):
+        for kind in (float, int):
             with suppress(ValueError):
-                options[name] = read(value)
+                options[name] = parse_number(value, kind)
     return options
 
 

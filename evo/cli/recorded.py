@@ -9,14 +9,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import RunSummary, find_run, list_runs
 from evo.cli.options import command_line
-from evo.errors import UnknownNameError, UsageError
+from evo.errors import EvoError, UnknownNameError, UsageError
 from evo.evaluation import Check
 from evo.lineage.store import Store
 from evo.measure.cases import is_case_text
-from evo.problem.kernel import Kernel, Workload, kernel_names, load_kernel, template_root
+from evo.problem.kernel import Kernel, Workload, kernel_names, load_kernel, recorded_kernel, template_root
 from evo.report.text import short
 
 if TYPE_CHECKING:
@@ -82,9 +84,30 @@ def task_of(record: CandidateRecord, executor: Executor, seed: int) -> TaskExecu
     )
 
 
-def workload_of(record: CandidateRecord) -> Workload:
-    """Options that its kernel has gained since have their defaults."""
-    return Workload.of(record.dims, record.dtype, {**load_kernel(record.kernel).options, **record.options})
+def trusted(trust: bool, *kernels: str) -> None:
+    """With --trust, loads what a database calls its kernels: `recorded_kernel` then takes them for the user's own. Raises as
+    `load_kernel` does."""
+    for kernel in dict.fromkeys(kernels) if trust else ():
+        load_kernel(kernel)
+
+
+def look(trust: bool, *kernels: tuple[str, str]) -> None:
+    """As `trusted`, where the record can be shown without its kernel; kernels: each with the digest recorded. A line on
+    stderr says which one is not run."""
+    for name, digest in dict.fromkeys(kernels):
+        try:
+            trusted(trust, name)
+            recorded_kernel(name, digest)
+        except EvoError as error:
+            if trust or type(error) is UsageError:  # others are as little here with --trust
+                typer.echo(f"evo: {error}", err=True)
+
+
+def workload_of(record: CandidateRecord, digest: str | None = None) -> Workload:
+    """Options that its kernel has gained since have their defaults. digest: as of `recorded_kernel`. Raises UsageError for
+    what is no workload of the kernel: what a database calls a dtype would name files."""
+    recorded = Workload.of(record.dims, record.dtype, record.options)
+    return recorded_kernel(record.kernel, digest).workload(record.target, recorded.key)
 
 
 def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:

@@ -20,6 +20,7 @@ from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, make_console, parse_sampler_options, print_json
 from evo.cli.tables import figure, make_table
 from evo.errors import UsageError
+from evo.lineage.database import check_folder
 from evo.report.text import counted
 from evo.search.samplers import find_sampler, sampler_names
 
@@ -31,7 +32,7 @@ _POINTS = 200
 
 def replay(
     spaces: Annotated[list[Path], typer.Argument(help="Cache files of Kernel Tuner or T4 results, plain or gzipped.")],
-    samplers: Annotated[str, typer.Option(help="Names, separated by commas; all if left out.")] = "",
+    samplers: Annotated[str | None, typer.Option(help="Names, separated by commas; all if left out.")] = None,
     repeats: Annotated[int, typer.Option(help="Of each sampler on each space, each from another default.", min=1)] = 25,
     in_flight: Annotated[int, typer.Option(help="Proposals made before the first result is told.", min=1)] = 1,
     sampler_options: Annotated[
@@ -43,14 +44,17 @@ def replay(
 ) -> None:
     """Score samplers on recorded search spaces: 0 is random search, 1 the best configuration at once."""
     names = samplers.split(",") if samplers else sampler_names()
+    spaces = list(dict.fromkeys(spaces))
     if plot is not None and plot.exists() and not plot.is_dir():
         raise UsageError(f"--plot {plot} is a file: name a folder")
+    if plot is not None:
+        check_folder(plot, "--plot")
     options = _by_sampler(parse_sampler_options(sampler_options or ()), names)
     for path in spaces:  # refuses bad files and options before anything starts
         space = read_space(path).space(random.Random(0))
         for name in names:
             find_sampler(name)(space, 0, options[name])
-    pairs = [(path, name) for path in dict.fromkeys(spaces) for name in dict.fromkeys(names)]
+    pairs = [(path, name) for path in spaces for name in dict.fromkeys(names)]
     asked = [(path, name, options[name], in_flight, seed) for seed in range(repeats) for path, name in pairs]
     found: dict[tuple[Path, str], list[Replay]] = {pair: [] for pair in pairs}
     for (path, name, *_), made in zip(asked, _replay_all(asked, jobs or os.cpu_count() or 1), strict=True):
@@ -63,9 +67,15 @@ def replay(
         return
     table = make_table("space", "sampler", ">score", ">first tenth", ">evaluations", ">ms a proposal")
     for s in [*scores, *(means if len(spaces) > 1 else ())]:
-        row = figure(s.score, 3), figure(s.tenths[0], 3), figure(s.evaluations, 0), figure(s.proposal_ms)
+        scored = [figure(s.score, 3), figure(s.tenths[0], 3)] if s.tenths is not None else ["n/a", "n/a"]
+        row = *scored, figure(s.evaluations, 0), figure(s.proposal_ms)
         table.add_row(s.space, s.sampler, *row)
     make_console().print_table(table)
+    if reasons := {s.space: s.reason for s in scores if s.reason}:
+        for name, reason in reasons.items():
+            typer.echo(f"{name}: n/a, since {reason}")
+        if len(spaces) > 1:
+            typer.echo(f"{counted(len(reasons), 'space')} of {len(spaces)} left out of the means")
     told = f"{counted(repeats, 'repeat')}, {in_flight} in flight; score: 0 is random search on average, 1 the best at once"
     typer.echo(told if repeats >= _ENOUGH else f"{told}; so few say little: they differ by tenths")
     if figures:
@@ -103,7 +113,7 @@ def _draw(folder: Path, found: Mapping[tuple[Path, str], Sequence[Replay]]) -> l
     from evo.report.page import draw_curves, write_figure  # its library takes part of a second
 
     drawn = []
-    for path in dict.fromkeys(path for path, _ in found):
+    for path in dict.fromkeys(path for path, _ in found if not read_space(path).unscored):
         curves = {}
         for (other, name), replays in found.items():
             if other == path:

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from evo.cli.options import DEFAULT_DB, Db, Json, RunName, lasting_db, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, RunName, Trust, lasting_db, print_json
+from evo.cli.recorded import look
 from evo.lineage.database import locate
 from evo.lineage.store import Store
 
@@ -26,11 +27,13 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(help="Also write each figure into this folder, as SVG and PNG.")
     ] = None,
+    trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
     """Write what a run found, and how, as one self-contained HTML file."""
     from evo.analysis.outcome import read_outcome
+    from evo.analysis.runs import find_run
     from evo.report.page import check_replaceable, render_page, write_figures, write_file
     from evo.report.sentences import run_headline
     from evo.report.text import visible
@@ -38,6 +41,8 @@ def report(
     started = time.monotonic()
     check_replaceable(out)
     with Store.open(db, write=False) as store:
+        summary = find_run(store, run)
+        look(trust, (summary.kernel, summary.kernel_digest))
         data = read_outcome(store, run, db=lasting_db(db))
     page = render_page(data).encode()
     write_file(out, page)

@@ -1,5 +1,6 @@
 """evo search, evo resume, which `evo.api` shares; and what other commands that build and run candidates begin with."""
 
+import math
 import os
 import re
 import signal
@@ -37,13 +38,16 @@ from evo.cli.options import (
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.screen import ENDING, JsonLog, LiveScreen, PlainLines, outcome_record, print_outcome
 from evo.cli.tables import Terminal, brief_workload
-from evo.errors import DeviceError, EvoError, StoreError, UsageError
+from evo.errors import DeviceError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.executors import AskedTarget, Executor, find_executor
 from evo.export import MANIFEST, check_replaceable, read_manifest
 from evo.lineage import RunSpec, RunStatus, StoredRun
+from evo.lineage.database import EmptyError, check_folder
+from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
+from evo.lineage.write import check_run_name
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload, find_kernel, load_kernel
 from evo.problem.space import Space
 from evo.report.text import counted, duration
 from evo.search.loop import Budget, Progress, Search, StopReason
@@ -210,13 +214,11 @@ def search(
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
     for path in {Path(job["log"]) for job in jobs if job.get("log")}:
-        try:
-            path.open("a").close()
-        except OSError as error:
-            raise UsageError(f"--log {path} cannot be written: {error.strerror}") from error
+        check_log(path)
     if len(jobs) > 1:
         for job in jobs:  # what the last one lacks is said before the first one takes its hours
             with _told_of(job, kernel):
+                refuse_early(job, db, taken=False)
                 if not _is_elsewhere(job):
                     configure(job, db)
     records, failed = list[dict[str, Any]](), 0
@@ -262,21 +264,42 @@ def _told_of(job: Mapping[str, Any], path: str) -> Iterator[None]:
 def _begun(job: Mapping[str, Any], db: str) -> StoredRun | None:
     """The run of the job's name, if the database has one. Raises UsageError if that searches for something else."""
     found, name = None, job.get("name")
-    with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
-        found = store.run(name) if name is not None else None
+    with _recorded_in(db) as store, suppress(UnknownNameError):
+        found = store.run(name) if store is not None and name is not None else None
     if found is None or found.name != name:
         return None
-    problem, then = load_kernel(job["kernel"]), load_kernel(found.spec.kernel)
+    problem = load_kernel(job["kernel"])
     asked = [problem.workload(found.spec.target, text) for text in job.get("workloads") or ()]
-    if problem.folder != then.folder or (asked and asked != list(found.spec.workloads)):
+    if problem.folder != find_kernel(found.spec.kernel) or (asked and asked != list(found.spec.workloads)):
         raise UsageError("the database has a run of that name that searches for something else; give this one another name")
     return found
 
 
+def refuse_early(job: Mapping[str, Any], db: str, *, taken: bool = True) -> None:
+    """Raises UsageError for what can be seen to be wrong without a kernel, a device or a compiler. taken: also for a name
+    that a run of the database has."""
+    if (name := job.get("name")) is not None:
+        check_run_name(name)
+    budget_of(job)
+    find_sampler(sampler_of(job))
+    Store.check(db, name if taken else None)
+    check_folder(cache_dir(db), "EVO_CACHE")
+
+
+def check_log(path: Path | None) -> None:
+    """Raises UsageError for a --log that cannot be written."""
+    try:
+        if path is not None:
+            path.open("a").close()
+    except OSError as error:
+        raise UsageError(f"--log {path} cannot be written: {error.strerror}") from error
+
+
 @contextmanager
 def open_search(job: Mapping[str, Any], db: str) -> Iterator[tuple[Store, StoredRun, Executor]]:
-    """A new run that is ready to be carried out, with its workers. Raises what `configure` and `check_default` raise,
-    and StoreError for a name that is taken."""
+    """A new run that is ready to be carried out, with its workers. Raises what `refuse_early`, `configure` and
+    `check_default` raise."""
+    refuse_early(job, db)
     with ExitStack() as opened:
         elsewhere = opened.enter_context(open_elsewhere(job, db))
         spec = configure(job, db, elsewhere)
@@ -315,6 +338,7 @@ def resume(
     """Continue a search that was interrupted."""
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
+    check_log(log)
     place = {"devices": devices, "executor": executor, "scheduler": scheduler, "cluster": cluster, "log": log}
     with open_again(run, db, budget, evaluations, place) as (store, stored, workers):
         record = _carry_out(store, stored, workers, place, json=json, export=export, db=db, begun=stored)
@@ -387,11 +411,8 @@ def configure(job: Mapping[str, Any], db: str, elsewhere: Executor | None = None
         starts = read_starts(job["start"], kernel, target, spaces, db)
     else:
         starts = () if job.get("cold") else _known_starts(kernel, target, asked.device().name, workloads, spaces, db)
-    sampler = job.get("sampler") or "evolution"
+    sampler = sampler_of(job)
     find_sampler(sampler)(spaces[0], 0, job["sampler_options"])  # refuses bad options before anything starts
-    time, evaluations, patience = (job.get(name) for name in ("budget", "evaluations", "patience"))
-    if time is None and evaluations is None and patience is None:
-        time = _DEFAULT_BUDGET
     return plan_run(
         kernel=job["kernel"],
         target=target,
@@ -401,17 +422,29 @@ def configure(job: Mapping[str, Any], db: str, elsewhere: Executor | None = None
         seed=draw_seed(job.get("seed")),
         builders=elsewhere.builders if elsewhere else job.get("builders"),
         devices=elsewhere.devices if elsewhere else len(choose_devices(target, job.get("devices"))),
-        budget=Budget(
-            seconds=parse_duration(time) if time is not None else None, evaluations=evaluations, patience=patience
-        ),
+        budget=budget_of(job),
         fixed=fixed,
         sampler_options=job["sampler_options"],
         starts=starts,
+        given=bool(job.get("start")),
         cover=bool(job.get("cover")),
         finalists=job.get("finalists"),
         sanitize_finals=bool(job.get("sanitize_finals")),
         name=job.get("name"),
     )
+
+
+def sampler_of(job: Mapping[str, Any]) -> str:
+    return "evolution" if job.get("sampler") is None else str(job["sampler"])
+
+
+def budget_of(job: Mapping[str, Any]) -> Budget:
+    """Raises UsageError."""
+    time, evaluations, patience = (job.get(name) for name in ("budget", "evaluations", "patience"))
+    if time is None and evaluations is None and patience is None:
+        time = _DEFAULT_BUDGET
+    seconds = parse_duration(time) if time is not None else None
+    return Budget(seconds=seconds, evaluations=evaluations, patience=patience)
 
 
 def _parse_start(text: str, spaces: Sequence[Space]) -> Mapping[str, Any]:
@@ -471,7 +504,9 @@ def _known_starts(
 ) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     """What earlier runs found for the like, as far as it is legal for one of the workloads. Where there is but one, half of
     the starts are those that differ most: several workloads each try all of them."""
-    with suppress(UsageError), Store.open(db, write=False) as store:  # there may be no database yet
+    with _recorded_in(db) as store:
+        if store is None:
+            return ()
         every = -(-len(workloads) // _MOST_STARTS)
         alike = find_alike(store, kernel, target, device, workloads[::every])
         found = {Genome.of(best.parameters): best.id for best in alike if _fits(best.parameters, spaces)}
@@ -488,7 +523,21 @@ def _known_starts(
         while len(starts) < _MOST_STARTS and (left := [genome for genome in left if genome not in starts]):
             starts.append(max(left, key=lambda genome: min(len(genome.difference(start)) for start in starts)))
         return tuple((known[genome], genome.parameters) for genome in starts)
-    return ()
+
+
+@contextmanager
+def _recorded_in(db: str) -> Iterator[Store | None]:
+    """What a database has; None where there is none yet, or one that is to be brought up to date first, which is said.
+    Raises StoreError for one that cannot be read."""
+    with ExitStack() as opened:
+        store = None
+        try:
+            store = opened.enter_context(Store.open(db, write=False))
+        except EmptyError:
+            pass
+        except OlderSchemaError as error:
+            typer.echo(f"evo: earlier runs are not looked at: {error}", err=True)
+        yield store
 
 
 def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -549,7 +598,8 @@ def read_jobs(path: Path) -> list[Job]:
                 ' kernel = "layernorm"'
             )
         job = Job(table, path, lines, first)
-        if not isinstance(job.get("priority", 0), int | float):
+        priority = job.get("priority", 0)
+        if isinstance(priority, bool) or not isinstance(priority, int | float) or not math.isfinite(priority):
             raise job.wrong("priority", f"priority must be a number, got {job['priority']!r}")
         if len(tables) > 1 and not isinstance(job.get("name"), str):
             raise job.wrong("name", "of several searches each needs a name, by which it is continued after an interruption")
@@ -566,16 +616,20 @@ def _typed(context: typer.Context, path: Path) -> list[dict[str, Any]]:
     options: dict[str, Any] = {str(p.name): p for p in context.command.params if p.name not in _NOT_IN_JOBS}
     typed = []
     for job in read_jobs(path):
-        words = [str(job["kernel"])]
+        if not isinstance(job["kernel"], str) or not job["kernel"]:
+            raise job.wrong("kernel", f"kernel must be a kernel's name or folder, got {job['kernel']!r}")
+        words = [job["kernel"]]
         for key, value in job.items():
             if key == "kernel":
                 continue
             if key not in options:
                 raise job.wrong(key, f"unknown key {key!r}; known: {', '.join(sorted([*options, 'priority']))}")
+            if value in ("", [], {}) or (isinstance(value, list) and "" in value):
+                raise job.wrong(key, f"{key} is empty, or holds an empty text; leave it out, or give it a value")
             kind: Any = dict if key == "sampler_options" else list if options[key].multiple else (str, int, float)
             if options[key].is_flag:
                 kind = bool
-            if not isinstance(value, kind):
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 wanted = {dict: "a table", list: "a list", bool: "true or false"}.get(kind, "a single value")
                 raise job.wrong(key, f"{key} must be {wanted}, got {value!r}")
             if kind is bool:
@@ -687,8 +741,9 @@ def follow(
         if written:
             ending_log.callback(lambda: written.end(why, outcome))
         on = f"{run.environment.device}, {counted(executor.devices, 'device')}, {counted(executor.builders, 'builder')}"
-        starts = run.spec.options.get("starts")
-        first = f", first {counted(len(starts), 'known point')} (--cold: none)" if starts else ""
+        options = run.spec.options
+        kind, how = ("given", "") if options.get("given") else ("known", " (--cold: none)")
+        first = f", first {counted(len(starts), f'{kind} point')}{how}" if (starts := options.get("starts")) else ""
         say(f"run {run.name}: {run.spec.kernel} on {on}, seed {run.spec.seed}{first}; starting …")
         try:
             with _signals(ending, said=isinstance(screen, LiveScreen)) as searching:

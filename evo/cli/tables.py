@@ -16,7 +16,7 @@ from evo.analysis.times import RelativeTime
 from evo.errors import EvoError
 from evo.evaluation import Timing, within_noise
 from evo.problem.genome import Change
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload, recorded_kernel
 from evo.report.text import visible
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
@@ -141,11 +141,12 @@ def time_cells(t: Timing | RelativeTime, noise: float | None = None) -> dict[str
     }
 
 
-def short_workload(key: str, kernel: str) -> str:
-    """Without the options that have their defaults, as far as the kernel is here to tell them."""
+def short_workload(key: str, kernel: str, digest: str = "") -> str:
+    """Without the options that have their defaults, as far as the kernel is here to tell them. digest: of its files, as a
+    database has it."""
     usual = ""
     with suppress(EvoError):
-        usual = Workload.of({}, "", load_kernel(kernel).options).key
+        usual = Workload.of({}, "", recorded_kernel(kernel, digest).options).key
     return ",".join(part for part in key.split(",") if part not in usual.split(","))
 
 

@@ -17,13 +17,14 @@ from typing import Any, Literal, cast
 from evo import __version__
 from evo.discovery import find_plugin, plugin_names
 from evo.errors import UnknownNameError, UsageError
+from evo.lineage.database import check_folder
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
+from evo.runtime.package import FORMAT_VERSION
 from evo.runtime.package import MANIFEST as MANIFEST
 
 _WRITER = "evo"
 """`written_by` in a manifest marks a folder as an export."""
-_FORMAT_VERSION = 3
 _WIDTH = 120
 
 
@@ -135,7 +136,7 @@ def with_manifest(format: str, record: Mapping[str, Any], files: Mapping[str, by
     head = {
         "written_by": _WRITER,
         "format": format,
-        "format_version": _FORMAT_VERSION,
+        "format_version": FORMAT_VERSION,
         "evo_version": __version__,
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -169,8 +170,10 @@ def _lines(value: Any, depth: int) -> str:
 
 
 def check_replaceable(out: Path, format: str) -> None:
-    """Raises UsageError if `out` is neither absent, nor empty, nor an earlier export of the same format."""
+    """Raises UsageError if `out` is neither absent, nor empty, nor an earlier export of the same format, or cannot be
+    made."""
     if not out.exists() and not out.is_symlink():
+        check_folder(out.absolute().parent, "--out", f"cannot write to {out}")
         return
     if out.is_symlink() or not out.is_dir():
         raise UsageError(f"{out} is not a folder; choose another --out")

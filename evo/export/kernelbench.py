@@ -28,8 +28,8 @@ _WORDS = {"int64": "q", "int32": "i4x", "float32": "f4x", "float64": "d"}
 
 
 def _contents(request: ExportRequest) -> Contents:
-    """Raises UsageError for a target that is no GPU, a workload that the convention has no place for, and a kernel that
-    formats.toml does not describe; TemplateError and CompileError."""
+    """Raises UsageError for a target that is no GPU, a workload or a candidate that the convention has no place for, and a
+    kernel that formats.toml does not describe; TemplateError and CompileError."""
     kernel = load_kernel(request.kernel)
     if request.target != "cuda":
         raise UsageError(
@@ -39,6 +39,12 @@ def _contents(request: ExportRequest) -> Contents:
     table = format_table(kernel, "kernelbench")
     for item in request.items:
         check_fit(table, "kernelbench", item.candidate, item.workload)
+        plans = kernel.plans(request.target, item.genome.parameters, item.workload)
+        if len(plans) > 1 or any(a.kind == "workspace" for a in kernel.arguments):
+            raise UsageError(
+                f"{item.candidate} is {len(plans)} launches of {kernel.name} over workspace, and KernelBench's form has one"
+                " launch and none: export a candidate of one launch, or choose another --format"
+            )
     manifest, built = build_package(kernel, (request,))
     files: dict[str, bytes] = {}
     for v in manifest["variants"]:

@@ -49,11 +49,12 @@ def _contents(run: StoredRun, evaluations: Sequence[StoredEvaluation]) -> Conten
 
 def _metadata(run: StoredRun, workload: str) -> dict[str, Any]:
     e = run.environment
+    device = {"name": e.device, "arch": e.arch, "driver": e.driver, "cuda": e.cuda or e.details.get("cuda_driver", "")}
     return {
         "timeunit": "milliseconds",
         "environment": {
             "requirements": [f"{n}=={v}" for n, v in (("torch", e.torch), ("evo-kernels", e.evo)) if v],
-            "device_query": {"name": e.device, "arch": e.arch, "driver": e.driver, "cuda": e.cuda},
+            "device_query": {name: told for name, told in device.items() if told},
         },
         "evo": {
             "run": run.name,

@@ -21,7 +21,6 @@ class RunStatus(StrEnum):
     INTERRUPTED = "interrupted"
     """Stopped before its budget was spent, by a signal or a crash; can be resumed."""
     FINISHED = "finished"
-    FAILED = "failed"
 
 
 class Stage(StrEnum):

@@ -101,6 +101,18 @@ def _hidden(text: str) -> str:
     return f"{scheme}://{'***@' if '@' in rest else ''}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
+def check_folder(folder: Path, option: str = "--db", said: str = "") -> None:
+    """Raises StoreError if a folder is not there and cannot be made, or no file can be made in it; nothing is left there.
+    option: what names it. said: what cannot be done then, if that is not about the folder."""
+    try:
+        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        why = error.strerror or error
+        raise StoreError(f"{said or f'cannot write in the folder {folder}'}: {why}; choose another with {option}") from error
+
+
 def connect(location: Location, *, write: bool) -> Engine:
     """An engine for the database; a reading one cannot change anything.
 
@@ -112,7 +124,7 @@ def connect(location: Location, *, write: bool) -> Engine:
     if path.exists() and not path.is_file():
         raise StoreError(f"{path} is a folder or a device; name a file with --db")
     if not write and not path.exists():
-        raise StoreError(f"there is no database {path}; run a search first, or name another with --db")
+        raise EmptyError(f"there is no database {path}; run a search first, or name another with --db")
     if write:
         mode = "mode=rwc"
     elif os.access(path.parent, os.W_OK) or path.with_name(path.name + "-wal").exists():
@@ -133,6 +145,7 @@ def connect(location: Location, *, write: bool) -> Engine:
     def configure(connection: sqlite3.Connection, record: object) -> None:
         # sqlite3 would begin transactions late and commit before some statements; evo begins them itself.
         connection.isolation_level = None
+        connection.execute("PRAGMA trusted_schema = OFF")  # somebody else's views call no function with side effects
         if write:
             connection.execute("PRAGMA journal_mode = WAL")
             # In WAL a killed process loses nothing this way; a power cut at most the last few candidates.
@@ -195,6 +208,10 @@ _SQLITE = {
 }
 _NO_RIGHTS = "42501"
 """SQLSTATE of PostgreSQL."""
+
+
+class EmptyError(StoreError):
+    """There is no database yet where one is to be read."""
 
 
 class UnreachableError(StoreError):

@@ -83,6 +83,12 @@ class WriterLock:
         self._file.close()
 
 
+def check_free(database: Path) -> None:
+    """Raises the StoreError of `WriterLock` if another process holds that, and makes none."""
+    if _lock_path(database).exists():
+        WriterLock(database).release()
+
+
 def write_alone(connection: Connection) -> None:
     """For a transaction that names a run, stores or deletes artefacts, or makes tables: until it ends, other such wait here.
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 
-from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
+from evo.errors import EngineError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Parent, Proposal, Status, Timing
 from evo.lineage import LATEST, Environment, RunSpec, RunStatus, StoredEvaluation, StoredRun
 from evo.lineage import models as m
@@ -138,7 +138,11 @@ class Detail:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        return tuple(Check(**dict(zip(CHECK_NAMES, case, strict=True))) for case in self.cases)
+        try:
+            return tuple(Check(**dict(zip(CHECK_NAMES, case, strict=True))) for case in self.cases)
+        except (ValueError, TypeError) as error:
+            order = self.candidate_id % m.ORDERS_PER_RUN
+            raise EngineError(f"the checks of candidate {order} are not as evo records them: {error}") from error
 
 
 def read_details(connection: Connection, *where: Any) -> Iterator[Detail]:
@@ -150,7 +154,10 @@ def read_details(connection: Connection, *where: Any) -> Iterator[Detail]:
     whole = select(d.candidate_id, d.round, d.data).where(d.base_id.is_(None))
     bases = {(key, round_): unpack(data) for key, round_, data in rows_of(connection, whole, needed, d.candidate_id)}
     for key, round_, base, data in rows:
-        yield Detail(candidate_id=key, round=round_, **json.loads(unpack(data, bases.get((base, round_)))))
+        try:
+            yield Detail(candidate_id=key, round=round_, **json.loads(unpack(data, bases.get((base, round_)))))
+        except (EngineError, ValueError, TypeError) as error:
+            raise EngineError(f"the checks of candidate {key % m.ORDERS_PER_RUN} cannot be read: {error}") from error
 
 
 def _build(row: Any, detail: Detail) -> Build:
@@ -182,16 +189,19 @@ def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvalu
     found = []
     for row in connection.execute(select(c.__table__).where(c.id.between(first, last)).order_by(c.id)):
         made_from = tuple(parents.get(row.id, ()))
-        proposal = Proposal(genome=Genome.from_json(row.genome), operator=row.operator, parents=made_from)
-        evaluation = record_of(
-            Evaluation,
-            row,
-            status=Status(row.status),
-            build=builds.get(row.id),
-            checks=details[row.id].checks if row.id in details else (),
-            timings=tuple(timings.get(row.id, ())),
-            same_code_as=None if row.same_code_as_id is None else row.same_code_as_id % m.ORDERS_PER_RUN,
-        )
+        try:
+            proposal = Proposal(genome=Genome.from_json(row.genome), operator=row.operator, parents=made_from)
+            evaluation = record_of(
+                Evaluation,
+                row,
+                status=Status(row.status),
+                build=builds.get(row.id),
+                checks=details[row.id].checks if row.id in details else (),
+                timings=tuple(timings.get(row.id, ())),
+                same_code_as=None if row.same_code_as_id is None else row.same_code_as_id % m.ORDERS_PER_RUN,
+            )
+        except (EvoError, ValueError) as error:
+            raise EngineError(f"candidate {row.order} of run {run.name!r} is not as evo records one: {error}") from error
         candidate = Candidate(order=row.order, task=row.task, proposal=proposal)
         found.append(record_of(StoredEvaluation, row, candidate=candidate, evaluation=evaluation))
     return found

@@ -8,7 +8,7 @@ from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, insp
 
 from evo.errors import StoreError
 from evo.evaluation import Status
-from evo.lineage.database import Location, back_up, command_line
+from evo.lineage.database import EmptyError, Location, back_up, command_line
 from evo.lineage.liveness import write_alone
 from evo.lineage.models import VIEWS, Base
 from evo.lineage.write import Bases, Row, detail_row
@@ -118,7 +118,7 @@ def prepare(engine: Engine, location: Location, *, write: bool) -> None:
     if found == [_FIRST, *MIGRATIONS][-1]:
         return
     if not write and not found:
-        raise StoreError(f"{location} is empty; run a search first, or name another with --db")
+        raise EmptyError(f"{location} is empty; run a search first, or name another with --db")
     if not write:
         raise OlderSchemaError(
             f"{location} is of an older evo (schema {found}); the next search that writes to it brings it up to"

@@ -15,11 +15,11 @@ from evo.errors import EngineError, StoreError
 from evo.evaluation import Candidate, Evaluation, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.lineage import models as m
-from evo.lineage.database import Location, UnreachableError, command_line, connect, locate, translated
-from evo.lineage.liveness import Claims, WriterLock, release_dead_runs
+from evo.lineage.database import Location, UnreachableError, check_folder, command_line, connect, locate, translated
+from evo.lineage.liveness import Claims, WriterLock, check_free, release_dead_runs
 from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
-from evo.lineage.write import Bases, clean_text, insert_candidate, insert_final, insert_run, insert_timings
+from evo.lineage.write import Bases, check_name, clean_text, insert_candidate, insert_final, insert_run, insert_timings
 
 _AWAY_S = 600.0
 _PAUSE_S = 1.0
@@ -65,13 +65,27 @@ class Store:
                         release_dead_runs(connection)
             return cls(engine, location, closing.pop_all(), write=write)
 
+    @classmethod
+    def check(cls, where: str | Path, name: str | None = None) -> None:
+        """Raises the StoreError of a database that a search could not open for writing, or that has a run of this name
+        already, as far as that can be seen without making or changing anything."""
+        location = locate(where)
+        if location.path is not None and not location.path.exists():
+            check_folder(location.path.parent)
+            return
+        if location.path is not None:
+            check_free(location.path.resolve())
+        cls._check(location, name)
+
     @staticmethod
-    def _check(location: Location) -> None:
-        """Raises StoreError for a file that is not evo's, which stays as it is: it is opened for reading."""
+    def _check(location: Location, name: str | None = None) -> None:
+        """Raises StoreError for a file that is not evo's, which stays as it is: it is opened for reading. name: no run may
+        have it."""
         engine = connect(location, write=False)
         try:
             with translated(location), engine.connect() as connection:
-                schema_of(connection, location)
+                if schema_of(connection, location) and name is not None:
+                    check_name(connection, name)
         finally:
             engine.dispose()
 
@@ -225,13 +239,13 @@ class Store:
             self._touch(connection, run, elapsed_s=run.elapsed_s, budget=dict(budget))
 
     def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None:
-        """Records how a run stands; for finished and failed ones, also when that was.
+        """Records how a run stands; for finished ones, also when that was.
 
         Raises StoreError for a run that another process searches.
         """
         now = datetime.now(UTC)
-        ended = status in (RunStatus.FINISHED, RunStatus.FAILED)
-        state = {"status": status.value, "stop_reason": clean_text(reason), "finished": now if ended else None}
+        finished = now if status is RunStatus.FINISHED else None
+        state = {"status": status.value, "stop_reason": clean_text(reason), "finished": finished}
         with self.transaction() as connection:
             self._claims.take(run)
             self._touch(connection, run, elapsed_s=elapsed_s, **state)

@@ -234,7 +234,7 @@ def insert_run(connection: Connection, spec: RunSpec, environment: Environment) 
         raise StoreError("a run without workloads has nothing to search; name at least one")
     write_alone(connection)  # two runs must not find the same name free
     if spec.name is not None:
-        _check_name(connection, spec.name)
+        check_name(connection, spec.name)
     now = datetime.now(UTC)
     row = {
         **vars(spec),
@@ -264,12 +264,22 @@ def insert_run(connection: Connection, spec: RunSpec, environment: Environment) 
     return run_id
 
 
-def _check_name(connection: Connection, name: str) -> None:
-    if not _NAME.fullmatch(name) or name == LATEST:
+def is_run_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and name != LATEST
+
+
+def check_run_name(name: str) -> None:
+    """Raises StoreError for a name that no run may have."""
+    if not is_run_name(name):
         raise StoreError(
             f"{name!r} is not a name for a run; use 1 to 64 letters, digits, '.', '_' or '-', beginning with"
             f" a letter or digit, and not {LATEST!r}"
         )
+
+
+def check_name(connection: Connection, name: str) -> None:
+    """Raises StoreError for a name that no run may have, or that one has."""
+    check_run_name(name)
     if connection.scalar(select(m.Run.id).where(m.Run.name == name)) is not None:
         raise StoreError(
             f"there is a run {name!r} already; choose another name, or continue it with:"

@@ -152,7 +152,7 @@ def parse_case(kernel: Kernel, target: str, text: str) -> Case:
     for name in data.split(_AND):
         if name not in kernel.data:
             raise UnknownNameError(f"distribution of kernel {kernel.name}", name, kernel.data)
-    if not all(o.isdecimal() for o in offsets):
+    if not all(o.isascii() and o.isdecimal() for o in offsets):
         raise UsageError(f"case {text!r}: offset {own['offset']!r} is neither a number of elements nor several as 0.3.1")
     offset = tuple(map(int, offsets)) if len(offsets) > 1 else int(offsets[0])
     return _named(Case("", workload, data, offset))

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from evo.errors import KernelError, UnknownNameError, UsageError
-from evo.problem.space import Space, Value
+from evo.problem.space import Space, Value, parse_number
 from evo.problem.stated import check_statement, told
 from evo.runtime.package import LaunchPlan as LaunchPlan  # a kernel.py takes it from here
 
@@ -727,10 +727,11 @@ def _parse(text: str, name: str, given: str, example: _V) -> _V:
     try:
         if kind is bool:
             return kind({"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[given.lower()])
-        value = kind(given)
+        value = kind(parse_number(given, kind) if issubclass(kind, int | float) else given)
     except (KeyError, ValueError):
-        what = "whole number" if kind is int else kind.__name__
-        raise UsageError(f"workload {text!r}: {name} must be a {what} such as {example}, got {given!r}") from None
+        what = f"{'whole number' if kind is int else kind.__name__} such as {example}"
+        digits = ", in digits 0 to 9" if kind in (int, float) else ""
+        raise UsageError(f"workload {text!r}: {name} must be a {what}{digits}, got {given!r}") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"workload {text!r}: {name} must be finite, such as {example}, got {given!r}")
     return value
@@ -757,11 +758,14 @@ def find_kernel(name: str) -> Path:
 
     Raises UnknownNameError if there is none, KernelError for a folder that is no kernel's.
     """
-    if (Path(name) / "kernel.py").is_file():
-        return Path(name).resolve()
+    try:
+        if name and (Path(name) / "kernel.py").is_file():
+            return Path(name).resolve()
+    except (OSError, ValueError):  # no file can be called so
+        raise UnknownNameError("kernel", name[:80], kernel_names()) from None
     if name in kernel_names():
         return template_root() / name
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         raise KernelError(
             f"{name} is a folder, but no kernel's: it has no kernel.py; a kernel is a folder with kernel.py, which states"
             " the problem, and a template for each target, such as cuda.cu.j2 or cpu.cpp.j2 (docs/writing-a-kernel.md)"
@@ -812,3 +816,22 @@ def load_kernel(name: str) -> Kernel:
     check_statement(kernel)
     _loaded[folder] = kernel
     return kernel
+
+
+def recorded_kernel(name: str, digest: str | None) -> Kernel:
+    """The kernel that a record names. A database may come from anybody, and a kernel.py is a program: it is run only if evo
+    brings it along, if it lies below the current folder and its files have the recorded digest (None: whatever they are
+    now), or if this process has loaded it before because its user named it.
+
+    Raises what `load_kernel` raises, and UsageError for one that must not be run.
+    """
+    folder = find_kernel(name)
+    if folder not in _loaded and not folder.is_relative_to(template_root()):
+        reason = ""
+        if not folder.is_relative_to(Path.cwd().resolve()):
+            reason = f"its folder {folder} is not below the current one"
+        elif digest not in (None, kernel_digest(folder)):
+            reason = f"what lies in {folder} has changed since"
+        if reason:
+            raise UsageError(f"kernel {name} is not here as it was recorded: {reason}; add --trust to run its kernel.py")
+    return load_kernel(name)

@@ -7,6 +7,7 @@ point belong to it, so that two points that mean the same kernel are the same di
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from evo.errors import SpaceError, UnknownNameError
 Value = bool | int | float | str
 Point = dict[str, Value]
 _D = TypeVar("_D")
+_N = TypeVar("_N", int, float)
 
 _SAMPLE_ATTEMPTS = 5_000
 _WALK_ROUNDS = 4
@@ -114,7 +116,8 @@ class Space:
     default: Point = field(default_factory=dict)
     """Where a parameter is left out, it has its first value."""
     initial_points: tuple[Point, ...] = ()
-    """Legal points that a sampler tries first, behind the default."""
+    """Legal points that a sampler tries first, behind the default unless `default_first` is off."""
+    default_first: bool = True
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -305,9 +308,10 @@ class Space:
         one that the point lacks has its default."""
         return self.complete({n: v for n, v in point.items() if n in self.by_name})
 
-    def with_initial_points(self, points: Sequence[Mapping[str, Value]]) -> Space:
-        """The same space with those of `points`, adapted, that are legal in it."""
-        return replace(self, initial_points=tuple(p for p in map(self.adapted, points) if self.is_legal(p)))
+    def with_initial_points(self, points: Sequence[Mapping[str, Value]], *, default_first: bool = True) -> Space:
+        """The same space with those of `points`, adapted, that are legal in it, before its own initial points."""
+        legal = (p for p in map(self.adapted, points) if self.is_legal(p))
+        return replace(self, initial_points=(*legal, *self.initial_points), default_first=default_first)
 
     def require(self, name: str, value: Value) -> None:
         """Raises UnknownNameError or SpaceError for a name or value the space does not have."""
@@ -318,12 +322,16 @@ class Space:
             raise SpaceError(f"parameter {name} has no value {value!r}; choose one of {known}")
 
     def restricted(self, fixed: Mapping[str, Value]) -> Space:
-        """The same space with the named parameters held at one value each.
+        """The same space with the named parameters held at one value each, and its initial points with these values where
+        they are legal.
 
-        Raises UnknownNameError or SpaceError for a name or value the space does not have.
+        Raises UnknownNameError or SpaceError for a name or value the space does not have, and for a parameter that has no
+        effect at any legal point with the others.
         """
         for name, value in fixed.items():
             self.require(name, value)
+        for name in fixed:
+            self._require_active(name, fixed)
         default, rng = self.complete({**self.default, **fixed}), random.Random(0)
         for _ in range(_SAMPLE_ATTEMPTS):
             if self._holds(default):
@@ -334,8 +342,51 @@ class Space:
                 f"the constraints leave nothing to search with {', '.join(f'{k}={v}' for k, v in fixed.items())}: none of"
                 f" {_SAMPLE_ATTEMPTS} random points is legal ({'; '.join(self.violations(default))}); hold fewer parameters"
             )
+        for name in (name for name in fixed if name not in default):
+            asked = self._conditions_of(name)
+            drawn = ({**{n: rng.choice(v) for n, v in asked.items()}, **fixed} for _ in range(_SAMPLE_ATTEMPTS))
+            if not any(self._holds(self.draw(rng, partial)) for partial in drawn):
+                raise SpaceError(
+                    f"parameter {name} cannot be held at {fixed[name]}: none of {_SAMPLE_ATTEMPTS} random points at which it"
+                    " has an effect is legal; leave it out, or hold fewer parameters"
+                )
         kept = tuple(replace(p, values=(fixed[p.name],)) if p.name in fixed else p for p in self.parameters)
-        return Space(parameters=kept, constraints=self.constraints, default=default)
+        held = (self.complete({**point, **fixed}) for point in self.initial_points)
+        points = tuple(point for point in held if self.is_legal(point))
+        return Space(parameters=kept, constraints=self.constraints, default=default, initial_points=points)
+
+    def _conditions_of(self, name: str) -> dict[str, list[Value]]:
+        """The values that other parameters must have for this one to be active, by their names."""
+        found: dict[str, list[Value]] = {}
+        waiting = [name]
+        while waiting:
+            for when in self.by_name[waiting.pop()].when:
+                known = found.get(when.parameter, list(self.by_name[when.parameter].values))
+                found[when.parameter] = [v for v in known if _is_one_of(v, when.values)]
+                waiting.append(when.parameter)
+        return found
+
+    def _require_active(self, name: str, fixed: Mapping[str, Value]) -> None:
+        """Raises SpaceError for a parameter that is active at no point with the values of others."""
+        for other, values in self._conditions_of(name).items():
+            if not values or (other in fixed and not _is_one_of(fixed[other], values)):
+                wanted = " or ".join(map(str, values)) or "what it cannot be"
+                held = f", which is held at {fixed[other]}" if other in fixed else ""
+                raise SpaceError(
+                    f"parameter {name} cannot be held at {fixed[name]}: it has an effect only with {other}={wanted}{held};"
+                    " leave one of the two out"
+                )
+
+
+_NUMBERS = {int: r"-?[0-9]+", float: r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"}
+
+
+def parse_number(text: str, kind: type[_N]) -> _N:
+    """A number as users write it in workloads, cases, options and job files: digits 0 to 9, with a minus before them, and
+    of a float a point and an exponent. Raises ValueError for another text, such as what Python reads besides: 1_000, +5."""
+    if not re.fullmatch(_NUMBERS[kind], text):
+        raise ValueError(f"{text!r} is no number in digits 0 to 9")
+    return kind(text)
 
 
 def _is_one_of(value: Value, values: Sequence[Value]) -> bool:

@@ -32,7 +32,7 @@ from evo.analysis.descent import Kin
 from evo.analysis.finals import ceiling_note
 from evo.analysis.outcome import Milestone, RunOutcome, WorkloadOutcome
 from evo.errors import UsageError
-from evo.lineage.database import command_line
+from evo.lineage.database import check_folder, command_line
 from evo.problem.space import Value
 from evo.report import sentences
 from evo.report.sentences import run_headline, size
@@ -118,6 +118,8 @@ def check_replaceable(out: Path) -> None:
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")
     if not out.is_file():  # nothing, or a pipe or device such as /dev/stdout
+        if not out.exists():
+            check_folder(out.parent, "--out", f"cannot write {out}")
         return
     try:
         with out.open("rb") as file:

@@ -76,7 +76,7 @@ class Jit:
             how = [*command, version, cpu.machine(), *sorted(cpu.features())]
         else:
             compiler, properties = nvrtc.compiler(), torch.cuda.get_device_properties(device)
-            arch = compiler.arch_for((properties.major, properties.minor))
+            arch = compiler.arch_for((properties.major, properties.minor), variant.arch)
             how = [str(compiler), arch, properties.name, str(cuda.driver_version())]
         # What is kept was found right with these, and is looked at again with others.
         frontends = [p for folder in package.folders for p in sorted(folder.glob("_shared/*.py"))]

@@ -49,11 +49,16 @@ class Compiler:
         self._expect(self._library.nvrtcGetSupportedArchs(known), "does not tell what it knows")
         return list(known)
 
-    def arch_for(self, capability: tuple[int, int]) -> str:
-        """Machine code of a GPU, or PTX if it is newer than this compiler. Raises Unavailable."""
+    def arch_for(self, capability: tuple[int, int], recorded: str = "") -> str:
+        """Machine code of a GPU, or PTX if it is newer than this compiler. recorded: what the source was made for, such as
+        sm_90a: it may use what only the architecture (a) or its family (f) has, and is compiled for that. CUDA C++
+        Programming Guide, "Family-Specific Features". Raises Unavailable."""
         here, known = 10 * capability[0] + capability[1], self.architectures()
+        feature = recorded[-1] if recorded.endswith(("a", "f")) else ""
         if here in known:
-            return f"sm_{here}"
+            return f"sm_{here}{feature}"
+        if feature:
+            raise Unavailable(f"{self} does not compile for sm_{here}{feature}")
         older = [n for n in known if n < here]
         if not older:
             raise Unavailable(f"{self} does not compile for this GPU (compute capability {here / 10})")

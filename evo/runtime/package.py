@@ -56,6 +56,81 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _CODES = {"int64": "q", "int32": "i", "float32": "f", "float64": "d"}
 
 
+FORMAT_VERSION = 3
+"""Of manifests, as they are written and read."""
+_LAUNCH = {
+    "threads": "count",
+    "tiles?": [("text", "count")],
+    "blocks_per_tile?": "count",
+    "blocks_per_multiprocessor?": "count or none",
+    "smem_bytes?": "size",
+    "cluster?": "count",
+    "alignment?": "count",
+    "programmatic?": "truth",
+    "axes?": "truth",
+    "blocks?": "count or none",
+    "entry?": "text",
+}
+_PROBLEM = {"dims": {"*": "size"}, "dtype": "text"}
+_TIMING = {
+    "stage": "text", "disturbed": "truth", "median_us": "number", "ratio": "number", "ratio_low": "number or none",
+    "ratio_high": "number or none", "torch_us": "number or none",
+}  # fmt: skip
+_POINT = {
+    "candidate": "text",
+    "workload": {**_PROBLEM, "key": "text", "options": {"*": "any"}},
+    "timing": (None, _TIMING),
+    "record": {"device?": "text or none"},
+}
+_SOURCE = {
+    "target": "text",
+    "arch": "text",
+    "workload": _PROBLEM,
+    "fixed": ["text"],
+    "source": "text",
+    "source_sha256": "text",
+    "recipe": {"flags": ["text"], "libraries?": ["text"]},
+    "launch": {**_LAUNCH, "then?": [_LAUNCH], "workspace?": [("size", ["text"], "truth")]},
+    "needs?": {"machine": "text", "features": (None, ["text"])},
+    "measured_on?": "size",
+    "jit?": (None, {
+        "dimension": "text", "blanks": ["size"], "sizes": [{"first": "size", "last": "size", "step": "count", "launch": {}}]
+    }),
+}  # fmt: skip
+_SHAPE = {
+    "format_version": "size",
+    "evo_version": "text",
+    "exported_at": "text",
+    "kernel": {
+        "name": "text",
+        "title": "text",
+        "replaces": "text",
+        "entry": "text",
+        "dimensions": [{"name": "text", "low": "size", "high": "size"}],
+        "arguments": [{"name": "text", "kind": "text", "dtype": "text"}],
+        "tolerance": {"*": {"atol": "number", "rtol": "number", "torch_factor": "number"}},
+    },
+    "variants": [{
+        **_SOURCE, **_POINT, "standing": "text", "measured_arch": "text", "binary?": "text or none", "points?": [_POINT]
+    }],
+    "general": [_SOURCE],
+    "headers": {"*": "text"},
+    "measured_on?": [{"torch?": "text"}],
+    "edited?": {"*": ["any"]},
+    "files?": {"*": "text"},
+}  # fmt: skip
+"""What a manifest has: `key?` may be left out, "*" stands for any key, a list or tuple for its elements, (None, x) for x or
+nothing. Further keys are allowed."""
+_KINDS: Mapping[str, Any] = {
+    "text": lambda v: isinstance(v, str),
+    "truth": lambda v: isinstance(v, bool),
+    "size": lambda v: type(v) is int and 0 <= v < 2**63,
+    "count": lambda v: type(v) is int and 0 < v < 2**31,
+    "number": lambda v: type(v) in (int, float) and math.isfinite(v) and v >= 0,
+    "any": lambda v: True,
+}
+
+
 class Unavailable(Exception):
     """A variant does not run here; the message is the reason."""
 
@@ -64,13 +139,105 @@ class Busy(Exception):
     """Not at this moment, but perhaps later; the message is the reason."""
 
 
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A package's manifest. Raises ImportError, in one sentence, for one that is not there or not as evo writes it."""
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version = manifest.get("format_version") if isinstance(manifest, dict) else None
+        if type(version) is int and version != FORMAT_VERSION:
+            fault = f"it is of format {version}, and this run time reads {FORMAT_VERSION}"
+        else:
+            fault = _misfit(manifest, _SHAPE, "it") or _contradiction(manifest)
+    except OSError as error:
+        fault = f"it cannot be read ({error.strerror})"
+    except (ValueError, RecursionError) as error:
+        fault = f"it is no JSON ({error})"
+    if fault:
+        raise ImportError(f"{path} is no manifest of an export: {fault}; export it again, or copy its folder whole")
+    return dict(manifest)
+
+
+def _misfit(value: Any, shape: Any, where: str) -> str:
+    """How a value differs from a shape, as `_SHAPE` is; empty if it does not."""
+    if isinstance(shape, str):
+        kind, _, none = shape.partition(" or ")
+        fits = (value is None and bool(none)) or _KINDS[kind](value)
+        return "" if fits else f"{where} has {json.dumps(value)[:60]} where a {shape} belongs"
+    if isinstance(shape, tuple) and shape[0] is None:
+        return "" if value is None else _misfit(value, shape[1], where)
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return f"{where} is no object"
+        parts = [(n, part) for n, part in shape.items() if n != "*"]
+        parts += [(n, shape["*"]) for n in value] if "*" in shape else []
+        for name, part in parts:
+            key = name if name in value else name.removesuffix("?")
+            if key in value and (fault := _misfit(value[key], part, f"{where}.{key}")):
+                return fault
+            if key not in value and key == name:
+                return f"{where} has no {name!r}"
+        return ""
+    if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
+        return f"{where} is no list" + (f" of {len(shape)}" if isinstance(shape, tuple) else "")
+    shapes = shape if isinstance(shape, tuple) else shape * len(value)
+    faults = (_misfit(part, one, f"{where}[{i}]") for i, (part, one) in enumerate(zip(value, shapes, strict=True)))
+    return next(filter(None, faults), "")
+
+
+def _contradiction(manifest: Mapping[str, Any]) -> str:
+    """What of a manifest of the right shape names something that is not there; empty if nothing does."""
+    kernel, machines = manifest["kernel"], manifest.get("measured_on", ())
+    sizes = {d["name"] for d in kernel["dimensions"]}
+    if not manifest["variants"]:
+        return "it has no variants"
+    if unknown := {a["kind"] for a in kernel["arguments"]} - {"input", "output", "scalar", "workspace"}:
+        return f"it has an argument of the unknown kind {unknown.pop()!r}"
+    for where, v in [(f"it.{of}[{i}]", v) for of in ("variants", "general") for i, v in enumerate(manifest[of])]:
+        jit = v.get("jit") or {"dimension": None, "sizes": ()}
+        launches = [v["launch"], *v["launch"].get("then", ()), *({**v["launch"], **s["launch"]} for s in jit["sizes"])]
+        named = {*v["fixed"], *(name for plan in launches for name, _ in plan.get("tiles", ()))}
+        named |= {name for plan in launches for _, names, _ in plan.get("workspace", ()) for name in names}
+        on_gpu = v["target"] == "cuda" and re.fullmatch(r"(sm|compute)_\d{2,3}[af]?", v["arch"])
+        if not on_gpu and (v["target"] != "cpu" or (v.get("binary") and "needs" not in v)):
+            return f"{where} is for target {v['target']!r} and {v['arch']!r}, which is no machine"
+        if unknown := named - sizes:
+            return f"{where} names {unknown.pop()!r}, which is no dimension"
+        needed = sizes if v in manifest["variants"] else {*v["fixed"]}
+        if any(not needed <= set(p["workload"]["dims"]) <= sizes for p in (v, *v.get("points", ()))):
+            return f"{where} has sizes of other dimensions than {', '.join(sorted(sizes))}"
+        if v["workload"]["dtype"] not in kernel["tolerance"]:
+            return f"{where} is for {v['workload']['dtype']!r}, of which there is no tolerance"
+        if v.get("measured_on", -1) >= len(machines):
+            return f"{where} was measured on machine {v['measured_on']}, which is not listed"
+        if jit["dimension"] not in (None, *v["fixed"]) or (jit["dimension"] is None and v in manifest["general"]):
+            return f"{where} is for other sizes of {jit['dimension']!r}, which is not compiled in"
+        for plan in launches:
+            try:
+                if fault := _misfit(plan, _LAUNCH, f"{where}.launch"):
+                    return fault
+                LaunchPlan(**{name: value for name, value in plan.items() if name not in ("then", "workspace")})
+            except (TypeError, ValueError) as error:
+                return f"{where}.launch is none ({error})"
+    before: set[str] = set()
+    for name, edits in manifest.get("edited", {}).items():
+        of, *changes = edits or [None]
+        texts = [c[2:] for c in changes if not _misfit(c[:2], ("size", "size"), "")]
+        if not isinstance(of, str) or of in manifest["edited"].keys() - before:
+            return f"it tells source {name!r} by edits of one that is not there"
+        if len(texts) < len(changes) or _misfit(texts, [["text"]], ""):
+            return f"it tells source {name!r} by what are no edits"
+        before.add(name)
+    return ""
+
+
 class Package:
-    """name: what it is imported by. folders: where its files lie; the manifest and the sources are in the first."""
+    """name: what it is imported by. folders: where its files lie; the manifest and the sources are in the first. Raises
+    ImportError as `read_manifest` does."""
 
     def __init__(self, name: str, folders: Iterable[str]) -> None:
         self.name = name
         self.folders = tuple(Path(folder).resolve() for folder in folders)
-        self.manifest: dict[str, Any] = json.loads((self.folders[0] / MANIFEST).read_text(encoding="utf-8"))
+        self.manifest = read_manifest(self.folders[0] / MANIFEST)
         self.kernel: dict[str, Any] = self.manifest["kernel"]
         self.dimensions: list[dict[str, Any]] = self.kernel["dimensions"]
         self.options = frozenset(name for v in self.manifest["variants"] for name in v["workload"]["options"])

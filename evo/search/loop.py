@@ -194,7 +194,7 @@ class Search:
             if fixed := options.get("fixed"):
                 space = space.restricted(fixed)
             if starts := options.get("starts"):
-                space = space.with_initial_points(starts)
+                space = space.with_initial_points(starts, default_first=not options.get("given"))
             sampler = find_sampler(spec.sampler)(space, spec.seed + 1_000_003 * number, options.get("sampler", {}))
             self._tasks.append(_Task(executor=task, space=space, sampler=sampler))
         self._exchanging = bool(options.get("cover"))

@@ -12,6 +12,7 @@ Finalists are compared with each other by the race that all of them ran in; the 
 
 import os
 import platform
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -40,6 +41,8 @@ _FINALS_BATCHES = 3
 _FINAL_RACES = 3
 """That the finals of a workload are, as a rule: all of them together may take as long as the search did."""
 _MOST_VARIANTS = 12
+_LEAST_WITHIN = 1e-3
+"""What no excess at all grows to first, where it needs too many variants."""
 """For one dtype."""
 _FIRST_VARIANTS = 32
 """That greedy choices begin with."""
@@ -125,6 +128,7 @@ def plan_run(
     sampler_options: Mapping[str, object] | None = None,
     fixed: Mapping[str, Value] | None = None,
     starts: Sequence[tuple[str, Mapping[str, Value]]] = (),
+    given: bool = False,
     cover: bool = False,
     finalists: int | None = None,
     sanitize_finals: bool = False,
@@ -132,8 +136,9 @@ def plan_run(
 ) -> RunSpec:
     """The record from which `execute` can start, and start again. kernel: name, or path of its folder. builders: of the
     executor, if not as many as the target leaves cores for beside so many devices. starts: points to try first, each behind
-    where it comes from. cover: few variants are to serve all workloads. finalists: of each workload. sanitize_finals: each
-    is run under the device's memory checker; raises DeviceError where there is none.
+    where it comes from; given: a user has named them, and they come before the default, too. cover: few variants are to
+    serve all workloads. finalists: of each workload. sanitize_finals: each is run under the device's memory checker; raises
+    DeviceError where there is none.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
     """
@@ -155,6 +160,7 @@ def plan_run(
             "origins": [origin for origin, _ in starts],
             "gate_seed": int.from_bytes(os.urandom(4)),
             "finalists": finalists or _FINALISTS,
+            **({"given": True} if given else {}),
             **({"cover": True} if cover else {}),
             **({"sanitize_finals": True} if sanitize_finals else {}),
         },
@@ -223,7 +229,7 @@ def choose_devices(target: str, devices: str | None) -> tuple[str, ...]:
     if devices is None:
         return ("",)
     indices = devices.split(",")
-    if devices != "all" and (not all(i.isdecimal() for i in indices) or len(set(indices)) < len(indices)):
+    if devices != "all" and (not all(i.isascii() and i.isdecimal() for i in indices) or len(set(indices)) < len(indices)):
         raise UsageError(f"--devices {devices!r} is neither all nor different numbers, counted from 0: e.g. 0,1,3")
     found = find_target(target).devices()
     chosen = range(len(found)) if devices == "all" else [int(i) for i in indices]
@@ -395,7 +401,7 @@ def choose(
                 chosen = found
         if len(chosen) <= most or within > 1:
             return chosen[:most]
-        within *= 1.1
+        within = max(1.1 * within, _LEAST_WITHIN)
 
 
 def _store_finals(store: Store, run: StoredRun, task: int, finals: Finals, elapsed_s: float) -> None:
@@ -597,12 +603,15 @@ def check_workloads(kernel: Kernel, target: str, texts: Sequence[str], grids: Se
 
 def describe_environment(target: AskedTarget) -> Environment:
     """Device, driver, compilers and library versions as they are now. Raises DeviceError."""
-    info = target.device()
+    info, compiler = target.device(), target.compiler()
+    nvrtc = re.match(r"nvrtc ([0-9.]+)", compiler)
     return Environment(
         device=info.name,
         arch=info.arch,
         driver=info.driver,
-        compiler=target.compiler(),
+        cuda=info.details.get("cuda_driver", ""),
+        nvrtc=nvrtc[1] if nvrtc else "",
+        compiler=compiler,
         torch=version("torch"),
         python=platform.python_version(),
         evo=__version__,

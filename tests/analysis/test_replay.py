@@ -120,6 +120,41 @@ def test_the_score_of_the_best_at_once_is_1_and_of_what_never_improves_below_0(t
     assert never.score < 0
 
 
+def write_times(path: Path, times: list[float]) -> Path:
+    """A space of one parameter."""
+    entries = {str(i): {"n": i, "time": t, "compile_time": 900.0, "benchmark_time": 100.0} for i, t in enumerate(times)}
+    values = {"n": list(range(len(times)))}
+    path.write_text(json.dumps({"tune_params_keys": ["n"], "tune_params": values, "cache": entries}))
+    return path
+
+
+NEAR = [1.0, 1.000001, *(2 + i / 10 for i in range(40))]
+"""The second best, which random search is expected to find within the budget, is as good as the best."""
+NOISE = [1.0 + i * 1e-6 for i in range(200)]
+
+
+@pytest.mark.parametrize("times", [NEAR, NOISE])
+def test_a_space_in_which_random_search_all_but_finds_the_best_has_no_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], times: list[float]
+) -> None:
+    good, near = write_cache(tmp_path / "good.json"), write_times(tmp_path / "near.json", times)
+    asked = ("replay", str(good), str(near), "--samplers", "random", "--repeats", "3", "--plot", str(tmp_path / "plots"))
+    document = run_here(capsys, *asked, "--json").document
+    of_good, of_near = document["scores"]
+    (mean,) = document["means"]
+    assert (of_near["score"], of_near["tenths"]) == (None, None)
+    assert "and a score would divide by that" in of_near["reason"]
+    assert (of_good["reason"], mean["score"], mean["left_out"]) == ("", of_good["score"], 1)
+    told = run_here(capsys, *asked)
+    scores = [line.split()[2] for line in told.out.splitlines()[1:4]]
+    assert scores == [f"{of_good['score']:.3f}", "n/a", f"{mean['score']:.3f}"]
+    assert "near.json: n/a, since random search comes within" in told.out
+    assert "1 space of 2 left out of the means" in told.out
+    assert sorted(p.name for p in (tmp_path / "plots").iterdir()) == ["good.png", "good.svg"]
+    alone = run_here(capsys, "replay", str(near), "--samplers", "random", "--repeats", "2", "--json").document
+    assert alone["means"][0]["score"] is None
+
+
 def test_in_flight_and_seed_decide_a_replay(tmp_path: Path) -> None:
     path = write_cache(tmp_path / "a.json")
     one, again, other = (replay(path, "evolution", {}, n, 0).improvements for n in (1, 1, 6))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from evo.search.run import check_workloads
 from evo.search.samplers import sampler_names
 from evo.targets import find_target
 from tests.ended import run_python
-from tests.lineage.samples import new_run
-from tests.toy_kernel import write_kernel
+from tests.lineage.samples import ENVIRONMENT, SPEC, new_run, passed, ref
+from tests.toy_kernel import WORKLOAD, write_kernel
 
 NUMBERS = "/".join(map(str, range(1, 20)))
 SMALL = "rows=64,cols=256,dtype=float32"
@@ -30,7 +32,10 @@ BAD = {
     "arch": (["search", "layernorm", "--target", "cpu", "--arch", "z80"], "knows no CPU architecture 'z80'"),
     "sampler": (["search", "layernorm", "--sampler", "luck"], "unknown sampler 'luck'; known: evolution, random, tpe"),
     "sampler option": (["search", "layernorm", "--sampler-option", "popluation=9"], "did you mean population?"),
-    "sampler value": (["search", "layernorm", "--sampler-option", "population=few"], "of type int, such as 20; got 'few'"),
+    "sampler value": (
+        ["search", "layernorm", "--sampler-option", "population=few"],
+        "of type int, such as 20; got 'few'",
+    ),
     "sampler range": (["search", "layernorm", "--sampler-option", "population=1"], "'population' must be"),
     "sampler pair": (["search", "layernorm", "--sampler-option", "few"], "--sampler-option 'few' is not NAME=VALUE"),
     "option": (["search", "layernorm", "--bugdet", "1m"], "(see: evo search --help)"),
@@ -40,7 +45,10 @@ BAD = {
     "start value": (["search", "layernorm", "--start", "threads=1,unroll=3"], "unroll has no value '3'"),
     "start name": (["search", "layernorm", "--start", "treads=1"], "unknown parameter 'treads'"),
     "start twice": (["search", "layernorm", "--start", "threads=1,threads=2"], "names a parameter twice"),
-    "start idle": (["search", "layernorm", "--start", "threads=1,schedule=dynamic"], "schedule has no effect; leave it out"),
+    "start idle": (
+        ["search", "layernorm", "--start", "threads=1,schedule=dynamic"],
+        "schedule has no effect; leave it out",
+    ),
     "start": (["search", "layernorm", "--start", "nobody"], "there is no database"),
     "start of no such target": (
         ["search", "layernorm", "--start", str(Path(__file__).parents[2] / "kernels" / "layernorm")],
@@ -82,10 +90,175 @@ BAD = {
     "genome value": (["bench", "layernorm", "--genome", "threads=1,unroll=3"], "unroll has no value '3'"),
     "genome": (["bench", "layernorm", "--genome", "threads"], "--genome 'threads' is not NAME=VALUE"),
     "archs": (["bench", "layernorm", "--arch", "native", "--arch", "z80"], "knows no CPU architecture 'z80'"),
-    "seed search": (["search", "layernorm", "--seed", "-1"], f"--seed must be a whole number from 0 to {2**63 - 1}, got -1"),
-    "seed check": (["check", "layernorm", "--seed", str(2**63)], f"--seed must be a whole number from 0 to {2**63 - 1}"),
+    "seed search": (
+        ["search", "layernorm", "--seed", "-1"],
+        f"--seed must be a whole number from 0 to {2**63 - 1}, got -1",
+    ),
+    "seed check": (
+        ["check", "layernorm", "--seed", str(2**63)],
+        f"--seed must be a whole number from 0 to {2**63 - 1}",
+    ),
+    "fix that cannot be active": (
+        ["search", "layernorm", "--fix", "threads=1", "--fix", "schedule=dynamic"],
+        "parameter schedule cannot be held at dynamic: it has an effect only with threads=",
+    ),
+    "fix of nothing": (["search", "layernorm", "--fix", "threads="], "--fix 'threads=' is not NAME=VALUE"),
+    "arabic size": (
+        ["search", "layernorm", "--workload", "rows=\u0663,cols=2,dtype=float32"],
+        "in digits 0 to 9, got '\u0663'",
+    ),
+    "size with an underscore": (["search", "layernorm", "--workload", "rows=1_0,cols=2,dtype=float32"], "got '1_0'"),
+    "size with a plus": (["search", "layernorm", "--workload", "rows=+5,cols=2,dtype=float32"], "got '+5'"),
+    "size with a point": (["search", "layernorm", "--workload", "rows=5.0,cols=2,dtype=float32"], "got '5.0'"),
+    "wide size": (["search", "layernorm", "--workload", "rows=\uff15,cols=2,dtype=float32"], "in digits 0 to 9"),
+    "option with an underscore": (
+        ["search", "layernorm", "--workload", f"{SMALL},eps=1_0.0"],
+        "eps must be a float such as 1e-05, in",
+    ),
+    "eps that is no number": (
+        ["search", "layernorm", "--workload", f"{SMALL},eps=nan"],
+        "eps must be a float such as 1e-05, in",
+    ),
+    "infinite eps": (["search", "layernorm", "--workload", f"{SMALL},eps=1e999"], "eps must be finite"),
+    "arabic evaluations": (
+        ["search", "layernorm", "--evaluations", "\u0663"],
+        "'--evaluations': '\u0663' is no number in digits 0 to 9",
+    ),
+    "evaluations with a space": (["search", "layernorm", "--evaluations", " 3"], "' 3' is no number in digits 0 to 9"),
+    "evaluations with an underscore": (["resume", "x", "--evaluations", "1_000"], "'1_000' is no number"),
+    "builders with a plus": (["search", "layernorm", "--builders", "+1"], "'+1' is no number in digits 0 to 9"),
+    "arabic seed": (["check", "layernorm", "--seed", "\u0663"], "is no number in digits 0 to 9"),
+    "arabic seconds": (["search", "layernorm", "--budget", "\u0661\u0660s"], "is not a duration; write e.g. 60s"),
+    "long s": (["search", "layernorm", "--budget", "10\u017f"], "is not a duration; write e.g. 60s"),
+    "arabic devices": (
+        ["search", "layernorm", "--target", "cpu", "--devices", "\u0660"],
+        "is neither all nor different numbers",
+    ),
+    "quantile": (["importance", "x", "--quantile", "nan"], "'nan' is no number in digits 0 to 9"),
+    "arabic sampler option": (
+        ["search", "layernorm", "--sampler-option", "population=\u0663\u0660"],
+        "of type int, such as 20; got '\u0663\u0660'",
+    ),
+    "underscored sampler option": (["search", "layernorm", "--sampler-option", "population=3_0"], "got '3_0'"),
+    "arabic offset": (
+        ["check", "layernorm", "--target", "cpu", "--case", f"{SMALL},data=normal,offset=\u0663"],
+        "is neither a number of elements nor several as 0.3.1",
+    ),
+    "case": (["check", "layernorm", "--target", "cpu", "--case", f"{SMALL},data=norml"], "did you mean normal"),
+    "no budget for jobs": (["import-workloads", ".", "--budget", "soon"], "--budget 'soon' is not a duration"),
     "baseline": (["bench", "layernorm", "--against", "tensorflow"], "unknown baseline 'tensorflow'"),
 }
+
+
+EMPTY = (
+    "name", "db", "sampler", "target", "arch", "workload", "cover", "budget", "start", "fix", "devices", "executor",
+    "cluster", "scheduler", "log", "export", "evaluations", "patience", "seed", "builders", "finalists", "sampler-option",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("option", EMPTY)
+def test_an_empty_text_is_no_value_of_an_option(here: Any, tmp_path: Path, option: str) -> None:
+    """It is not taken for one that is left out."""
+    ended = here("search", "layernorm", f"--{option}", "")
+    assert ended.code == 2
+    assert "it is empty; leave it out, or give it a value" in ended.sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_name_is_no_kernel_also_beside_a_kernel_py(here: Any, tmp_path: Path) -> None:
+    write_kernel(tmp_path / "toy")
+    (tmp_path / "toy" / "kernel.py").rename(tmp_path / "kernel.py")
+    assert "unknown kernel ''" in here("search", "").sentence
+
+
+UNWRITABLE = "/proc/nowhere"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("search", "KERNEL", "--name", "a/b"), "'a/b' is not a name for a run"),
+        (("search", "KERNEL", "--name", "latest"), "'latest' is not a name for a run"),
+        (("search", "KERNEL", "--name", "taken"), "there is a run 'taken' already; choose another name"),
+        (("search", "KERNEL", "--db", f"{UNWRITABLE}/x.db"), f"cannot write in the folder {UNWRITABLE}"),
+        (("search", "KERNEL", "--db", "other.db"), "is not a SQLite database"),
+        (("search", "KERNEL", "--db", "mysql://a/b"), "evo does not work with"),
+        (("search", "KERNEL", "--db", "folder"), "is a folder or a device"),
+        (("search", "KERNEL", "--sampler", "luck"), "unknown sampler 'luck'"),
+        (("search", "KERNEL", "--budget", "soon"), "'soon' is not a duration"),
+        (("search", "KERNEL", "--patience", "0"), "a budget of 0 patience leaves nothing to do"),
+        (("search", "KERNEL", "--log", f"{UNWRITABLE}/x"), f"--log {UNWRITABLE}/x cannot be written"),
+        (("search", "KERNEL", "--export", f"{UNWRITABLE}/x"), f"cannot write to {UNWRITABLE}/x: "),
+        (("resume", "taken", "--log", f"{UNWRITABLE}/x"), f"--log {UNWRITABLE}/x cannot be written"),
+        (("resume", "taken", "--export", f"{UNWRITABLE}/x"), f"cannot write to {UNWRITABLE}/x: "),
+        (("resume", "nobody"), "unknown run 'nobody'"),
+        (("export", "taken", "--out", f"{UNWRITABLE}/x"), f"cannot write to {UNWRITABLE}/x: "),
+        (("report", "taken", "--out", f"{UNWRITABLE}/x"), f"cannot write {UNWRITABLE}/x: "),
+        (("check", "KERNEL", "--case", "nonsense"), "'nonsense' is not name=value"),
+        (("check", "KERNEL", "--case", "n=5,dtype=float32,data=odd"), "unknown distribution of kernel toy 'odd'"),
+        (("check", "KERNEL", "--workload", "n=x,dtype=float32"), "n must be a whole number"),
+        (("bench", "KERNEL", "--genome", "unroll=3"), "unroll has no value '3'"),
+    ],
+)
+def test_what_needs_no_worker_is_refused_before_one_is_opened(
+    here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    """And before a database is made, or a kernel is compiled."""
+    write_kernel(tmp_path / "toy")
+    (tmp_path / "other.db").write_text("no database at all" * 100)
+    (tmp_path / "folder").mkdir()
+    with Store.open(tmp_path / "lineage.db", write=True) as store:
+        new_run(store, "taken")
+    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    monkeypatch.setattr("evo.cli.check.open_executor", None)
+    words = tuple("./toy" if word == "KERNEL" else word for word in words)
+    ended = here(*words, *(() if "--db" in words else ("--db", "lineage.db")))
+    assert ended.code == 2
+    assert said in ended.sentence
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left <= {"toy", "folder", "other.db", *(f"lineage.db{end}" for end in ("", ".lock", "-shm", "-wal"))}
+    assert not (tmp_path / "toy" / "log.txt").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_told_at_once(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_kernel(tmp_path / "toy")
+    monkeypatch.setenv("EVO_CACHE", f"{UNWRITABLE}/cache")
+    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    ended = here("search", "./toy", "--target", "cpu")
+    assert f"cannot write in the folder {UNWRITABLE}/cache: " in ended.sentence
+    assert "choose another with EVO_CACHE" in ended.sentence
+
+
+def test_a_database_that_another_search_writes_to_is_refused_at_once(
+    here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_kernel(tmp_path / "toy")
+    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    with Store.open(tmp_path / "lineage.db", write=True):
+        ended = here("search", "./toy", "--target", "cpu", "--db", "lineage.db")
+    assert "writes to this database" in ended.sentence
+
+
+def test_only_where_there_is_no_database_yet_a_search_starts_from_nothing_without_a_word(
+    here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    write_kernel(tmp_path / "toy")
+    search = ("search", "./toy", "--target", "cpu", "--db", "lineage.db")
+    with Store.open(tmp_path / "lineage.db", write=True) as store:
+        workload = WORKLOAD.key
+        spec = replace(SPEC, kernel=str(tmp_path / "toy"), target="cpu", workloads=(WORKLOAD,), name="mine")
+        run = store.create_run(spec, ENVIRONMENT)
+        timings = tuple(replace(t, workload=workload) for t in passed(0).timings)
+        store.add(run, ref(0, point={"mode": "honest", "unroll": 2}), replace(passed(0), timings=timings), elapsed_s=1.0)
+    with sqlite3.connect(tmp_path / "lineage.db") as connection:
+        connection.execute("UPDATE candidate SET genome = '{'")
+    connection.close()
+    assert "not a genome: '{'" in here(*search).sentence
+    with sqlite3.connect(tmp_path / "lineage.db") as connection:
+        connection.execute("DROP TABLE timing")
+    connection.close()
+    assert "cannot be used" in here(*search).sentence
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -136,7 +309,7 @@ JOBS = {
     "unknown key": (f"{JOB}sed = 1\n", "unknown key 'sed'; known: arch, budget"),
     "flag": (f"{JOB}cold = 1\n", "job.toml, line 3: cold must be true or false, got 1"),
     "not of a job": (f'{JOB}db = "x"\n', "unknown key 'db'"),
-    "kernel": ("[search]\nkernel = 7\n", "unknown kernel '7'"),
+    "kernel": ("[search]\nkernel = 7\n", "line 2: kernel must be a kernel's name or folder, got 7"),
     "seed": (f'{JOB}seed = "x"\n', "job.toml, line 3: Invalid value for '--seed': "),
     "outside": (f'budget = "8h"\n{JOB}', "job.toml, line 1: 'budget' stands outside of [search]"),
     "value": (f'{JOB}name = "a"\nbudget = "25x"\n', "job.toml, search 'a': --budget '25x' is not a duration"),
@@ -145,17 +318,47 @@ JOBS = {
     "one name": (f'{ONE_OF}name = "a"\n' * 2, "line 6: the search that begins on line 1 is called 'a', too"),
     "priority": (f'{JOB}priority = "high"\n', "line 3: priority must be a number, got 'high'"),
     "negative": (f"{JOB}seed = -1\n", "seed must be a whole number from 0 to 9223372036854775807, got -1"),
-    "true": (f"{JOB}seed = true\n", "Invalid value for '--seed': "),
+    "true": (f"{JOB}seed = true\n", "line 3: seed must be a single value, got True"),
     "workloads": (f'{JOB}workloads = "abc"\n', "workloads must be a list, got 'abc'"),
     "workload": (f"{JOB}workloads = [7]\n", "'7'"),
     "evaluations": (f"{JOB}evaluations = 1.5\n", "Invalid value for '--evaluations': "),
-    "budget": (f"{JOB}budget = []\n", "budget must be a single value, got []"),
+    "budget": (f"{JOB}budget = []\n", "line 3: budget is empty, or holds an empty text; leave it out"),
     "no time": (f'{JOB}budget = "soon"\n', "'soon' is not a duration"),
     "fix": (f"{JOB}fix = {{threads = 1}}\n", "fix must be a list"),
     "builders": (f"{JOB}builders = 0\n", "Invalid value for '--builders'"),
     "sampler options": (f"{JOB}sampler_options = 3\n", "sampler_options must be a table, got 3"),
     "sampler option": (f"{JOB}[search.sampler_options]\nsize = 3\n", "unknown option of sampler"),
     "target": (f"{JOB}target = 1\n", "unknown target '1'"),
+    "a kernel that is true": (
+        "[search]\nkernel = true\n",
+        "line 2: kernel must be a kernel's name or folder, got True",
+    ),
+    "an empty kernel": ('[search]\nkernel = ""\n', "line 2: kernel must be a kernel's name or folder, got ''"),
+    **{
+        f"an empty {key}": (f'{JOB}{key} = ""\n', f"line 3: {key} is empty, or holds an empty text")
+        for key in ("sampler", "name", "target", "arch", "budget", "devices", "executor", "scheduler", "cluster", "seed")
+    },
+    **{
+        f"no {key}": (f"{JOB}{key} = []\n", f"line 3: {key} is empty, or holds an empty text")
+        for key in ("workloads", "cover", "start", "fix")
+    },
+    "an empty workload": (f'{JOB}workloads = ["{SMALL}", ""]\n', "line 3: workloads is empty, or holds an empty text"),
+    "no sampler options": (f"{JOB}sampler_options = {{}}\n", "line 3: sampler_options is empty"),
+    **{
+        f"a {key} that is true": (f"{JOB}{key} = true\n", f"line 3: {key} must be a single value, got True")
+        for key in ("evaluations", "patience", "builders", "finalists", "budget", "name", "sampler", "target", "devices")
+    },
+    "a priority that is true": (f"{JOB}priority = true\n", "line 3: priority must be a number, got True"),
+    "a priority of nan": (f"{JOB}priority = nan\n", "line 3: priority must be a number, got nan"),
+    "evaluations of nan": (
+        f"{JOB}evaluations = nan\n",
+        "line 3: Invalid value for '--evaluations': 'nan' is no number",
+    ),
+    "an infinite budget": (f"{JOB}budget = inf\n", "--budget 'inf' is not a duration"),
+    "arabic evaluations": (f'{JOB}evaluations = "\u0663"\n', "'\u0663' is no number in digits 0 to 9"),
+    "arabic rows": (f'{JOB}workloads = ["rows=\u0663,cols=2,dtype=float32"]\n', "rows must be a whole number"),
+    "a day": (f"{JOB}budget = 2026-01-01\n", "line 3: budget must be a single value"),
+    "a bad name": (f'{JOB}name = "a b"\n', "'a b' is not a name for a run"),
 }
 
 

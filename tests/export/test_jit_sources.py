@@ -20,6 +20,8 @@ from evo.export import ExportRequest, find_exporter
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel, template_root
 from evo.problem.render import render
+from evo.runtime import nvrtc
+from evo.runtime.package import Unavailable
 from evo.targets import find_target
 from evo.targets._machine_code import code_hash
 from evo.targets.cuda import run_nvrtc
@@ -118,6 +120,9 @@ def test_its_machine_code_is_what_evo_makes_of_it(module: ModuleType) -> None:
     compiler = importlib.import_module(f"{module.__name__}.runtime.nvrtc").compiler()
     assert compiler.arch_for((9, 0)) == "sm_90"
     assert compiler.arch_for((99, 0)).startswith("compute_")
+    assert [compiler.arch_for((9, 0), arch) for arch in ("sm_80", "sm_90", "sm_90a", "compute_90a")] == [
+        "sm_90", "sm_90", "sm_90a", "sm_90a"
+    ]  # fmt: skip
     for dtype, cols in (("float16", 1000), ("float16", 1001), ("float16", 6144), ("float32", 300)):
         variant, package = sources(module, dtype, cols)[0], module.PACKAGE
         text, flags = variant.source(), variant.record["recipe"]["flags"]
@@ -176,3 +181,15 @@ def test_a_range_that_is_not_legal_throughout_is_refused(
     (kernel / "formats.toml").write_text(text.replace(old, new))
     with pytest.raises(KernelError, match=reason):
         find_exporter("module").export(request)
+
+
+def test_a_source_that_uses_what_one_architecture_alone_has_is_compiled_for_that() -> None:
+    """setmaxnreg is an instruction of sm_90a, and not of sm_90."""
+    compiler = nvrtc.compiler()
+    source = b'extern "C" __global__ void f() { asm volatile("setmaxnreg.inc.sync.aligned.u32 64;"); }'
+    code, _ = compiler.compile(source, {}, (), compiler.arch_for((9, 0), "sm_90a"))
+    assert code.startswith(b"\x7fELF")
+    with pytest.raises(nvrtc.Refused):
+        compiler.compile(source, {}, (), compiler.arch_for((9, 0), "sm_90"))
+    with pytest.raises(Unavailable, match="does not compile for sm_990a"):
+        compiler.arch_for((99, 0), "sm_99a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 import torch
 from owners import kernelbench
 
+from evo.errors import UsageError
 from evo.export import find_exporter
+from evo.problem.kernel import template_root
 from tests.export.exports import request_for
 
 EXPORTER = find_exporter("kernelbench")
@@ -187,3 +190,15 @@ def test_its_evaluator_accepts_the_solution(kernel: str, tmp_path: Path, monkeyp
             precision=torch.float32 if "float32" in path.name else torch.float16,
         )
         assert (result.compiled, result.correctness) == (True, True), result.metadata
+
+
+def test_a_winner_of_several_launches_has_no_place_in_its_form(tmp_path: Path) -> None:
+    folder = tmp_path / "layernorm"
+    shutil.copytree(template_root() / "layernorm", folder)
+    with (folder / "kernel.py").open("a") as file:
+        file.write("\nfrom dataclasses import replace as _changed\n_one = KERNEL.plan\n")
+        file.write("KERNEL = _changed(KERNEL, plan=lambda target, point, workload: 2 * (_one(target, point, workload),))\n")
+    request = request_for("cuda", "sm_90", tmp_path / "out", *LAYERNORM[:1], kernel=str(folder))
+    with pytest.raises(UsageError, match="test/0 is 2 launches of layernorm over workspace, and KernelBench's form has one"):
+        EXPORTER.export(request)
+    assert not (tmp_path / "out").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.export import find_exporter
 from evo.lineage.store import Store
+from evo.search.run import describe_environment
+from evo.targets import find_target
 from tests.lineage import samples
 
 EXPORTER = find_exporter("t4")
@@ -115,3 +118,21 @@ def test_the_command_exports_a_run(store: Store, tmp_path: Path, capsys: pytest.
     assert run(["export", "recorded", "--format", "t4", "--out", str(out), "--db", str(tmp_path / "lineage.db")]) == 0
     assert "3 files for run recorded" in capsys.readouterr().out
     assert len(list(out.glob("*.t4.json"))) == 2
+
+
+def test_the_release_of_cuda_is_told_where_it_is_recorded(store: Store, tmp_path: Path) -> None:
+    """As a field of its own or, of runs of before, among what the driver tells; a CPU has none."""
+    told = {}
+    for name, change in {
+        "own": {"cuda": "13.0"},
+        "before": {"cuda": "", "details": {"cuda_driver": "12.9"}},
+        "cpu": {"cuda": "", "details": {}},
+    }.items():
+        run = store.create_run(replace(samples.SPEC, name=name), replace(samples.ENVIRONMENT, **change))
+        store.add(run, samples.ref(0), samples.passed(0), elapsed_s=1.0)
+        written = export_all_candidates(store, [name], EXPORTER, tmp_path / name)
+        path = next(p for p in written if p.name.endswith(".t4.json"))
+        told[name] = json.loads(path.read_text())["metadata"]["environment"]["device_query"].get("cuda")
+    assert told == {"own": "13.0", "before": "12.9", "cpu": None}
+    here = describe_environment(find_target("cpu"))
+    assert (here.cuda, here.nvrtc) == ("", "")

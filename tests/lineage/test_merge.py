@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,187 @@ def record(store: Store, name: str, numbers: range) -> None:
     store.add_final(run, numbers[-1], s.final(0.1), elapsed_s=50.0)
     store.set_winner(run, 0, numbers[-1])
     store.set_status(run, RunStatus.FINISHED, reason="all done", elapsed_s=60.0)
+
+
+WRONG = {
+    "no JSON": (
+        "UPDATE candidate SET genome = '{\"parameters\": {' WHERE \"order\" = 1",
+        "candidate 1 has a genome that cannot be",
+    ),
+    "no genome": (
+        "UPDATE candidate SET genome = '[1]' WHERE \"order\" = 1",
+        "candidate 1 has a genome that cannot be read",
+    ),
+    "a list in a genome": (
+        "UPDATE candidate SET genome = '{\"parameters\":{\"a\":[1]}}' WHERE \"order\" = 1",
+        "candidate 1 has a genome that cannot be read",
+    ),
+    "an unknown status": (
+        "UPDATE candidate SET status = 'splendid' WHERE \"order\" = 1",
+        "candidate 1 has the unknown status",
+    ),
+    "a build's status": (
+        "UPDATE build SET status = '' WHERE candidate_id % 4294967296 = 2",
+        "a build of candidate 2 has the unknown",
+    ),
+    "a final's status": ("UPDATE final SET status = 'won'", "a final of candidate 8 has the unknown status 'won'"),
+    "a refused winner": (
+        "UPDATE final SET status = 'wrong'",
+        "candidate 8 has the time of a final that it did not pass",
+    ),
+    "a winner without times": (
+        "DELETE FROM timing WHERE candidate_id % 4294967296 = 8",
+        "candidate 8, the winner of task 0, has no time",
+    ),
+    "a winner that is not there": (
+        "UPDATE task SET winner_id = winner_id + 900 WHERE winner_id > 0",
+        "the winner of task 0, has no time",
+    ),
+    "another run's winner": ("UPDATE task SET winner_id = winner_id + 4294967296 WHERE run_id = 1", "of another run"),
+    "a wrong one with a time": (
+        "UPDATE candidate SET status = 'wrong', score = NULL WHERE \"order\" = 1",
+        "candidate 1 of run 'first'",
+    ),
+    "a score of nothing": ("UPDATE candidate SET score = 0 WHERE \"order\" = 1", "candidate 1 has the score 0"),
+    "a score without passing": (
+        "UPDATE candidate SET score = 0.1 WHERE status = 'wrong'",
+        "candidate 4 has the score 0.1 with status wrong",
+    ),
+    "infinite": (
+        "UPDATE candidate SET seconds = 9e999 WHERE \"order\" = 1",
+        "candidate 1 has the seconds inf, which is no finite",
+    ),
+    "negative": (
+        "UPDATE timing SET low_us = -1 WHERE candidate_id % 4294967296 = 1",
+        "a timing of candidate 1 has the low_us -1.0",
+    ),
+    "no time at all": (
+        "UPDATE timing SET median_us = 0 WHERE candidate_id % 4294967296 = 1",
+        "a timing of candidate 1 has a time of 0",
+    ),
+    "a word for a time": (
+        "UPDATE timing SET median_us = 'fast' WHERE candidate_id % 4294967296 = 1",
+        "a timing of candidate 1",
+    ),
+    "NaN in a sample": (
+        "UPDATE timing SET samples_us = '[NaN]' WHERE candidate_id % 4294967296 = 1",
+        "a timing of candidate 1",
+    ),
+    "nothing in a genome": (
+        "UPDATE candidate SET genome = '{\"parameters\":{\"a\":null}}' WHERE \"order\" = 1",
+        "candidate 1 has a genome whose values are not all numbers and words",
+    ),
+    "no list of samples": (
+        "UPDATE timing SET samples_us = '3' WHERE candidate_id % 4294967296 = 1",
+        "of table 'timing' cannot be read",
+    ),
+    "clocks that are words": (
+        "UPDATE timing SET clocks = '{\"sm\": \"x\"}' WHERE candidate_id % 4294967296 = 1",
+        "a timing of candidate 1",
+    ),
+    "no parent": (
+        "UPDATE parentage SET parent_id = parent_id + 4000 WHERE child_id % 4294967296 = 5",
+        "a parentage of candidate 5 refers",
+    ),
+    "a later parent": (
+        "UPDATE parentage SET parent_id = child_id + 1 WHERE child_id % 4294967296 = 5",
+        "a parentage of candidate 5 names a parent that is not earlier: 6",
+    ),
+    "no original": (
+        "UPDATE candidate SET same_code_as_id = id + 4000 WHERE \"order\" = 3",
+        "candidate 3 refers to candidate",
+    ),
+    "a duplicate of nothing": (
+        "UPDATE candidate SET same_code_as_id = NULL WHERE \"order\" = 3",
+        "candidate 3 has status same_code, and no",
+    ),
+    "no time of day": ("UPDATE candidate SET created = 'yesterday' WHERE \"order\" = 1", "candidate 1 cannot be read"),
+    "no UTF-8": ("UPDATE candidate SET log = CAST(x'ff41' AS TEXT) WHERE \"order\" = 1", "candidate 1 cannot be read"),
+    "a NUL": ("UPDATE run SET kernel = 'a' || char(0) WHERE name = 'first'", "has the kernel 'a\\x00', which holds a NUL"),
+    "bytes for text": (
+        "UPDATE candidate SET log = x'ff41' WHERE \"order\" = 1",
+        "candidate 1 has the log b'\\xffA', which is no str",
+    ),
+    "another identifier": (
+        "UPDATE candidate SET public_id = 'abc' WHERE id = 4294967297",
+        "candidate 1 has another identifier",
+    ),
+    "dims that are words": ("UPDATE task SET dims = '{\"rows\": \"../x\"}'", "task 0 has dimensions"),
+    "dims that are a list": ("UPDATE task SET dims = '[1, 2]'", "task 0 has the dims [1, 2], which is no object"),
+    "options of lists": ("UPDATE task SET options = '{\"eps\": [1]}'", "task 0 has dimensions"),
+    "tasks from 1": ("UPDATE task SET number = 7 WHERE number = 1", "its tasks are numbered [0, 7]"),
+    "details that are none": (
+        "UPDATE detail SET data = x'00' WHERE candidate_id % 4294967296 = 0",
+        "the checks of candidate 0 cannot be read",
+    ),
+    "a source that is another": (
+        "UPDATE artefact SET data = (SELECT data FROM artefact WHERE base_sha IS NULL AND kind = 'source')",
+        "file",
+    ),
+    "a base that goes round": ("UPDATE artefact SET base_sha = sha256", "is packed against"),
+    "options that are no JSON": ("UPDATE run SET options = '{'", "row 1 of table 'run' cannot be read"),
+    "options with NaN": ("UPDATE run SET options = '{\"a\": NaN}'", "which is no JSON"),
+    "a name that is a path": (
+        "UPDATE run SET name = '../../x' WHERE name = 'first'",
+        "the run has the name '../../x', which none may have",
+    ),
+    "a run's status": ("UPDATE run SET status = 'won' WHERE name = 'first'", "the run has the unknown status 'won'"),
+    "no environment": (
+        "UPDATE run SET environment_id = 77 WHERE name = 'first'",
+        "the run is of environment 77, which is not there",
+    ),
+    "a final out of nowhere": ("DELETE FROM final", "candidate 8 has the time of a final that it did not pass"),
+    "a broken seed": ("UPDATE run SET seed = 'x' WHERE name = 'first'", "the run has the seed 'x', which is no number"),
+}
+"""Statements that make a run other than evo records it, with a part of the sentence that refuses it."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_run_that_is_not_as_evo_records_one_is_refused_with_its_row_and_nothing_changes(
+    full: Store, tmp_path: Path, name: str
+) -> None:
+    statement, said = WRONG[name]
+    assert full.path is not None
+    theirs = tmp_path / "theirs.db"
+    with Store.open(theirs, write=True) as copy:
+        merge(copy, full)
+    with sqlite3.connect(theirs) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        assert connection.execute(statement).rowcount > 0
+    connection.close()
+    with Store.open(tmp_path / "ours.db", write=True) as target:
+        record(target, "mine", range(3))
+        expected = contents(target)
+        with Store.open(theirs, write=False) as source, pytest.raises(StoreError) as caught:
+            merge(target, source)
+        assert said in str(caught.value)
+        assert str(caught.value).endswith("; nothing was changed")
+        assert "\n" not in str(caught.value)
+        assert contents(target) == expected
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE alembic_version SET version_num = '9999'", "has the schema 9999, which this evo does not know"),
+        ("DELETE FROM alembic_version", "has the schema None"),
+        ("DROP TABLE parentage", "belongs to something else"),
+        ("ALTER TABLE candidate DROP COLUMN log", "its table 'candidate' cannot be read"),
+    ],
+)
+def test_a_schema_that_is_not_evos_is_refused(full: Store, tmp_path: Path, statement: str, said: str) -> None:
+    theirs = tmp_path / "theirs.db"
+    with Store.open(theirs, write=True) as copy:
+        merge(copy, full)
+    with sqlite3.connect(theirs) as connection:
+        for view in ("v_best", "v_lineage", "v_timings"):
+            connection.execute(f"DROP VIEW {view}")
+        connection.execute(statement)
+    connection.close()
+    with Store.open(tmp_path / "ours.db", write=True) as target:
+        with pytest.raises(StoreError, match=said), Store.open(theirs, write=False) as source:
+            merge(target, source)
+        assert list_runs(target) == ()
 
 
 def contents(store: Store) -> dict[str, object]:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from spaces import tiny_space
 
 from evo.errors import SpaceError, UnknownNameError
 from evo.problem.genome import Genome
-from evo.problem.space import Categorical, Constraint, Ordinal, Space, Value, When
+from evo.problem.space import Categorical, Constraint, Ordinal, Space, Value, When, parse_number
 
 
 def test_points_of_a_small_space_are_exactly_the_legal_combinations() -> None:
@@ -135,6 +137,68 @@ def test_restriction_holds_a_parameter_and_keeps_the_default_legal() -> None:
     points = list(space.points())
     assert points == [{"tile": 1, "store": "registers", "unroll": 2}]
     assert space.default == points[0]  # the old default, unroll=1, would break a constraint here
+
+
+def chain(*constraints: Constraint) -> Space:
+    """c depends on b, b on a."""
+    return Space(
+        parameters=(
+            Ordinal(name="a", values=(1, 2, 3)),
+            Ordinal(name="b", values=(1, 2), when=(When(parameter="a", values=(2, 3)),)),
+            Ordinal(name="c", values=(1, 2), when=(When(parameter="b", values=(2,)), When(parameter="a", values=(3,)))),
+        ),
+        constraints=constraints,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fixed", "said"),
+    [
+        ({"a": 1, "b": 2}, "parameter b cannot be held at 2: it has an effect only with a=2 or 3, which is held at 1"),
+        ({"a": 2, "c": 1}, "parameter c cannot be held at 1: it has an effect only with a=3, which is held at 2"),
+        ({"b": 1, "c": 1}, "parameter c cannot be held at 1: it has an effect only with b=2, which is held at 1"),
+    ],
+)
+def test_a_parameter_that_cannot_be_active_beside_the_others_is_not_held(fixed: dict[str, Value], said: str) -> None:
+    with pytest.raises(SpaceError, match=said):
+        chain().restricted(fixed)
+
+
+def test_a_parameter_that_constraints_keep_from_being_active_is_not_held() -> None:
+    never = Constraint(name="never", holds=lambda p: p.get("c") != 2, reason="on purpose")
+    assert chain(never).restricted({"c": 1}).by_name["c"].values == (1,)
+    with pytest.raises(SpaceError, match="parameter c cannot be held at 2: none of 5000 random points at which it has an"):
+        chain(never).restricted({"c": 2})
+
+
+def test_own_initial_points_stay_behind_given_ones_and_with_what_is_held() -> None:
+    own = ({"a": 3, "b": 1}, {"a": 1}, {"a": 2, "b": 2})
+    space = replace(chain(), initial_points=own)
+    assert space.with_initial_points([{"a": 3, "b": 2, "c": 2}]).initial_points == ({"a": 3, "b": 2, "c": 2}, *own)
+    held = space.restricted({"b": 2})
+    assert held.initial_points == ({"a": 3, "b": 2, "c": 1}, {"a": 1}, {"a": 2, "b": 2})
+    assert all(map(held.is_legal, held.initial_points))
+    assert held.with_initial_points([{"a": 2, "b": 1}, {"a": 2}]).initial_points == ({"a": 2, "b": 2}, *held.initial_points)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "number"),
+    [
+        ("12", int, 12), ("-3", int, -3), ("007", int, 7), ("1.5", float, 1.5), (".5", float, 0.5), ("5.", float, 5.0),
+        ("1e-5", float, 1e-5), ("-2E+3", float, -2000.0), ("7", float, 7.0),
+    ],
+)  # fmt: skip
+def test_a_number_is_digits_0_to_9(text: str, kind: Any, number: float) -> None:
+    assert parse_number(text, kind) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", " 1", "1 ", "+1", "1_0", "\u0661", "\uff11", "\u00b2", "0x10", "1e", "nan", "inf", "-", ".", "1\n"]
+)
+@pytest.mark.parametrize("kind", [int, float])
+def test_what_else_python_reads_is_no_number(text: str, kind: Any) -> None:
+    with pytest.raises(ValueError, match="is no number in digits 0 to 9"):
+        parse_number(text, kind)
 
 
 def test_restriction_to_an_unknown_value_says_what_there_is() -> None:

@@ -190,8 +190,9 @@ def test_records_that_are_missing_leave_their_sentences_out(known: dict[str, Run
 
 
 def test_a_kernel_of_somebody_elses_is_not_run_unless_it_is_the_one_of_the_run(
-    known: dict[str, RunOutcome], tmp_path: Path
+    known: dict[str, RunOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "kernel"
     shutil.copytree(template_root() / "layernorm", folder)
     run = replace(known["one"].run, kernel=str(folder), kernel_digest=load_kernel(str(folder)).digest)

@@ -3,13 +3,15 @@ commands of a package."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from evo.runtime.package import Package, Unavailable
 from tests.ended import run_python
 from tests.export.exports import edit_manifest
 from tests.runtime.conftest import Importer
@@ -206,3 +209,120 @@ def test_the_figure_of_the_final_is_told_with_its_mark_beside_new_ones(
     (found,) = variant["timings"]
     assert min(found["own_us"], found["torch_us"]) > 0
     assert 0 < found["speedup_low"] <= found["speedup"] <= found["speedup_high"]
+
+
+# -- manifests that are not as they were written ------------------------------------------------------------------
+
+
+def changed(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Where a manifest is changed and what stands there then, or DELETED; of a list's elements the first."""
+    others: dict[type, Any] = {str: ("", 7, []), bool: (1, "x"), float: (-1.0, "x"), type(None): (3, "x")}
+    others |= {int: (-1, 0, 2**70, "9", True, 1.5), list: ({}, "x", [None]), dict: ([], "x", {"x": None})}
+    if path:
+        yield from ((path, other) for other in (DELETED, None, *others[type(value)]))
+    for key in value if isinstance(value, dict) else range(len(value))[:1] if isinstance(value, list) else ():
+        yield from changed(value[key], (*path, key))
+
+
+DELETED = object()
+
+
+def test_a_package_of_another_manifest_is_imported_and_works_or_is_no_package_in_one_sentence(
+    copy_of: Path, use: Importer
+) -> None:
+    path = copy_of / "manifest.json"
+    written = json.loads(path.read_text())
+    working = 0
+    for place, instead in changed(written):
+        manifest = json.loads(json.dumps(written))
+        *within, last = place
+        holder = functools.reduce(lambda part, key: part[key], within, manifest)
+        if instead is DELETED:
+            del holder[last]
+        else:
+            holder[last] = instead
+        path.write_text(json.dumps(manifest))
+        try:
+            package = Package("changed", [str(copy_of)])
+        except ImportError as error:
+            told = str(error)
+            assert told.startswith(f"{path} is no manifest of an export: "), (place, instead)
+            assert told.endswith("; export it again, or copy its folder whole"), told
+            assert "\n" not in told
+            assert len(told) < 400 + len(str(path)), told
+            continue
+        working += 1
+        known = ("measured_on", "exported_on", "left_out", "files", "genome", "timing", "record", "lineage")
+        if any(key in known for key in place):
+            continue  # of these nothing decides a call
+        for variant in package.variants:
+            variant.plans[0].grid({d["name"]: 5 for d in package.dimensions}, 4)
+            with suppress(Unavailable):
+                variant.source()
+        module = use(copy_of)
+        assert module.layer_norm(X, (96,)).shape == X.shape, (place, instead)
+        assert module.explain(X, (96,))
+    assert working > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "it cannot be read (No such file or directory)"),
+        ("", "it is no JSON (Expecting value: line 1 column 1 (char 0))"),
+        ('{"format_version": 3, "kernel": {', "it is no JSON ("),
+        ("[" * 100_000, "it is no JSON ("),
+        ("\udcff", "it is no JSON ("),
+        ("[]", "it is no object"),
+        ("{}", "it has no 'format_version'"),
+        ('{"format_version": 4}', "it is of format 4, and this run time reads 3"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_ends_the_import_with_what_is_wrong(
+    copy_of: Path, use: Importer, text: str | None, said: str
+) -> None:
+    path = copy_of / "manifest.json"
+    path.unlink()
+    if text is not None:
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ImportError) as caught:
+        use(copy_of)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(f"{path} is no manifest of an export: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m["variants"].clear(), "it has no variants"),
+        (lambda m: m["variants"][0]["fixed"].append("depth"), "it.variants[0] names 'depth', which is no dimension"),
+        (lambda m: m["variants"][0]["workload"]["dims"].pop("rows"), "it.variants[0] has sizes of other dimensions than"),
+        (lambda m: m["variants"][0]["launch"].update(tiles=[["rows", 0]]), "launch.tiles[0][1] has 0 where a count belongs"),
+        (lambda m: m["variants"][0]["launch"].update(more=1), "it.variants[0].launch is none ("),
+        (lambda m: m["variants"][0].update(arch="sm_x", target="cuda"), "for target 'cuda' and 'sm_x', which is no"),
+        (lambda m: m["variants"][0].pop("source"), "it.variants[0] has no 'source'"),
+        (lambda m: m.update(edited={"a.cpp": ["a.cpp"]}), "it tells source 'a.cpp' by edits of one that is not there"),
+        (lambda m: m.update(edited={"a.cpp": ["b.cpp", [1, "x"]]}), "it tells source 'a.cpp' by what are no edits"),
+        (lambda m: m["kernel"]["tolerance"].clear(), "of which there is no tolerance"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_told_where(
+    copy_of: Path, use: Importer, change: Callable[[dict[str, Any]], Any], said: str
+) -> None:
+    edit_manifest(copy_of, change)
+    with pytest.raises(ImportError) as caught:
+        use(copy_of)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["variant_0", "general"])
+def test_a_package_without_one_of_its_files_leaves_the_calls_that_need_it_to_pytorch(
+    copy_of: Path, use: Importer, missing: str
+) -> None:
+    for path in copy_of.glob(f"{missing}_*"):
+        path.unlink()
+    module = use(copy_of)
+    if missing == "variant_0":
+        assert "cannot be read (No such file or directory)" in refused(module)
+    else:
+        serves(module)

@@ -49,6 +49,7 @@ def test_one_that_serves_all_is_kept_alone_and_of_equal_ones_the_faster() -> Non
     assert choose([{"near": 1.04, "own": 1.0}, {"near": 1.0}]) == ["own", "near"]
     assert choose([{"near": 1.04, "own": 1.0}, {"near": 1.0}], most=1) == ["near"]
     assert choose([{"one": 1.0, "two": 1.01}], preferred=["two"]) == ["two"]
+    assert choose([{"near": 1.04, "own": 1.0}, {"near": 1.0}], within=0, most=1) == ["near"]
 
 
 def test_a_grid_is_the_product_of_its_values() -> None:

@@ -101,7 +101,8 @@ class Unseen:
         self._space = space
         self._first = deque(Proposal(genome=Genome.of(point), operator="start") for point in space.initial_points)
         if default:
-            self._first.appendleft(Proposal(genome=Genome.of(space.complete(space.default)), operator="default"))
+            put = self._first.appendleft if space.default_first else self._first.append
+            put(Proposal(genome=Genome.of(space.complete(space.default)), operator="default"))
         self._proposed: set[Genome] = set()
         self._sequence: list[Genome] = []
         self._rest: Iterator[Point] | None = None
