@@ -27,8 +27,8 @@ _BACKENDS: Sequence[Callable[[], bool]] = (flash_sdp_enabled, mem_efficient_sdp_
 """Of attention in PyTorch: what it is raced with depends on them."""
 _BUSY = "this machine is too busy to race a variant with it"
 _RACES = 6
-"""Races at one problem that a busy machine may spoil: the next is held after 1 s, 2 s, 4 s, ... of calls left to PyTorch. After
-the last one they stay there, in this process."""
+"""Races at one problem that a busy machine may spoil. Calls are left to PyTorch for 1 s, 2 s, 4 s, ... until the next one is
+held; after the last one for the rest of this process."""
 _MOST_ENTRIES = 4096
 """That a table keeps; the oldest goes first."""
 
