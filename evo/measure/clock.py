@@ -37,9 +37,9 @@ _HOPELESS = 1.1
 CLOSE = 1.02
 """Up to this factor beyond its incumbent a candidate gets twice the rounds, for an interval half as wide."""
 
-_OVERTIME = 3.0
-"""A disturbed race ends after so many times its limit, whatever it has: on a busy machine a pair of rounds can take half a
-minute."""
+_OVERTIME, _VAIN = 2.0, 0.3
+"""A race of which rounds were disturbed ends after so many times its limit, whatever it has; where all of them were, after
+such a share of it. On a busy machine a pair of rounds can take half a minute."""
 
 _BOOTSTRAP_RESAMPLES = 400
 
@@ -168,9 +168,10 @@ def race(
         near = (taken <= protocol.far * np.minimum(taken.min(axis=0), usual)).all(axis=1)
         clean = np.array(quiet) & near.reshape(-1, 2).all(axis=1).repeat(2)
         us = taken[clean] if patient else taken
-        took_s = time.monotonic() - began
-        least = protocol.least_rounds if clean.all() or took_s < _OVERTIME * protocol.limit_s else 2
-        if len(taken) >= 2 * most or len(us) >= most or (took_s >= protocol.limit_s and len(taken) >= least):
+        limits = (time.monotonic() - began) / max(protocol.limit_s, 1e-9)
+        if len(taken) >= 2 * most or len(us) >= most or (limits >= 1 and len(us) >= protocol.least_rounds):
+            break
+        if limits >= (math.inf if clean.all() else _OVERTIME if clean.any() else _VAIN):
             break
         pause_s = 0.0 if clean[-1] or not patient else min(max(2 * pause_s, protocol.pause_s / 64), protocol.pause_s)
         if pause_s:
