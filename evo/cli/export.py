@@ -118,8 +118,8 @@ def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[
 
 
 def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
-    """A sentence on a candidate that no final has confirmed or measured; empty for another winner, and for a finalist that lost
-    to one."""
+    """A sentence on a candidate that no final has confirmed or measured; empty for another winner, and for a finalist that
+    lost to one."""
     name = short(record.id)
     if record.refusal:
         return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
