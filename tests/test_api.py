@@ -55,6 +55,8 @@ def test_a_search_returns_its_run_with_the_winner(searched: Run) -> None:
 
 @pytest.mark.slow
 def test_a_finished_run_is_not_resumed_without_a_larger_budget(searched: Run) -> None:
+    if searched.best()[0].disturbed:
+        pytest.skip("the machine was too busy to measure the winner, so that its finals may be held again")
     with pytest.raises(StoreError, match=r"run 'mine' is finished .*; to search on, give it a larger"):
         searched.resume()
     with pytest.raises(UsageError, match="did you mean mine"):
