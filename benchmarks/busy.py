@@ -49,8 +49,9 @@ print(json.dumps(said))
 
 @contextmanager
 def busy(number: int) -> Iterator[None]:
-    """While so many processes do nothing but run, on the same cores as this one."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    """While so many processes do nothing but run, on the same cores as this one, and no longer than this one lives."""
+    program = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(number)]
     try:
         time.sleep(0.5 if number else 0.0)
         yield
