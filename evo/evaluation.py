@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from evo.errors import EngineError
 from evo.problem.genome import Genome
@@ -189,6 +190,17 @@ def within_noise(ratio: float | None, noise: float | None) -> bool:
     return bool(ratio and noise is not None and abs(1 / ratio - 1) <= noise)
 
 
+def is_disturbed(clocks: Mapping[str, Any] | None) -> bool:
+    """Whether rounds that something slowed down are among a timing's samples. The figure is then not sure: it is shown as no
+    speed-up, confirms nothing, and ranks behind all that are sure. clocks: the timing's, also as a database has them."""
+    return bool((clocks or {}).get("disturbed"))
+
+
+def sure_speedup(ratio: float | None, disturbed: bool) -> float | None:
+    """The speed-up that may be shown: the inverse of a ratio of times; None without one, and where it was disturbed."""
+    return None if disturbed or not ratio else 1 / ratio
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """A contender's time for one workload under one protocol.
@@ -220,8 +232,12 @@ class Timing:
 
     @property
     def disturbed(self) -> bool:
-        """Whether rounds are among the samples that something slowed down: the figure is not to be trusted."""
-        return bool(self.clocks.get("disturbed"))
+        return is_disturbed(self.clocks)
+
+    @property
+    def speedup(self) -> float | None:
+        """The reference's time over the contender's; None for the reference itself, and where it is not sure."""
+        return sure_speedup(self.ratio, self.disturbed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +274,6 @@ class Evaluation:
 
     @property
     def score(self) -> float | None:
-        """What a search minimises: the cold time over the reference baseline's. None if it has no time."""
+        """What a search minimises: the cold time over the reference baseline's. None if it has no time that is sure."""
         timing = self.timing()
-        return timing.ratio if timing else None
+        return timing.ratio if timing and not timing.disturbed else None

@@ -17,6 +17,7 @@ import pytest
 
 import evo
 import evo.search.loop  # the package's name is the function's
+from evo.analysis.runs import BUSY
 from evo.api import Run
 from evo.cli import run as run_command
 from evo.errors import StoreError, UsageError
@@ -44,7 +45,8 @@ def searched(toy: Path) -> Run:
 def test_a_search_returns_its_run_with_the_winner(searched: Run) -> None:
     assert not searched.interrupted
     (best,) = searched.best()
-    assert (best.run, best.finals) == ("mine", "confirmed")
+    assert (best.run, best.finals) == ("mine", BUSY if best.disturbed else "confirmed")
+    assert (best.speedup is None) is best.disturbed
     assert best.ratio_low is not None
     assert best.ratio_low <= best.ratio
     with pytest.raises(FrozenInstanceError):
@@ -53,6 +55,8 @@ def test_a_search_returns_its_run_with_the_winner(searched: Run) -> None:
 
 @pytest.mark.slow
 def test_a_finished_run_is_not_resumed_without_a_larger_budget(searched: Run) -> None:
+    if searched.best()[0].disturbed:
+        pytest.skip("the machine was too busy to measure the winner, so that its finals may be held again")
     with pytest.raises(StoreError, match=r"run 'mine' is finished .*; to search on, give it a larger"):
         searched.resume()
     with pytest.raises(UsageError, match="did you mean mine"):

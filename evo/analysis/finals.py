@@ -72,7 +72,8 @@ class WorkloadFinals:
     that read it. baselines: cold, of the race that confirmed the winner, without its second copy. hot: the winner's time
     with all data in the cache. ceiling: the fastest baseline that only moves the bytes; times_ceiling: the winner's time
     over its. claimed_speedup: the winner's in the search; selection_regret: by how much that overstated it. remarks: what
-    is out of the ordinary about the winner's figures, a sentence each.
+    is out of the ordinary about the winner's figures, a sentence each. disturbed: the machine was too busy
+    to measure the winner: nothing is confirmed then.
     """
 
     task: int
@@ -96,13 +97,13 @@ class WorkloadFinals:
 @dataclass(frozen=True, kw_only=True)
 class CoveredPoint:
     """A workload of a covering run, and what serves it: the winner, by the number of its variant from 1, or None: the
-    reference, which was faster. speedup: the winner's, confirmed; distance: the time of what serves it over the least in the
-    race of all finalists, less 1."""
+    reference, which was faster. speedup: the winner's, confirmed, or None where it is not sure; distance: the time of what
+    serves it over the least in the race of all finalists, less 1."""
 
     workload: str
     variant: int | None
     winner: str
-    speedup: float
+    speedup: float | None
     distance: float
 
 
@@ -163,9 +164,12 @@ def _workload_finals(
     raced = {k: time for k, time in race.common.items() if k in rows}
     winner = next((k for k in raced if rows[k].id == task.winner), None)
     first, again = raced.get(winner or 0), race.confirmed.get(winner or 0)
+    busy = again is not None and again.disturbed
+    again = None if busy else again
     finalists = []
     for k, time in raced.items():
-        gain = gain_within(time, first) if first is not None and k != winner else None
+        sure = first is not None and not first.disturbed and k != winner
+        gain = gain_within(time, first) if first is not None and sure else None
         told = {**time.figures(), **gain_fields(gain, "behind")}
         finalists.append(record_of(Finalist, rows[k], **told, winner=k == winner))
     finalists.sort(key=lambda f: (not f.winner, f.ratio, f.order))
@@ -176,7 +180,7 @@ def _workload_finals(
     claimed = rows[winner].score if winner is not None and again is not None else None
     over_bound = again.median_us / bound.median_us if again is not None and bound is not None else None
     hot = next((row for row in race.finalists if row.candidate_id == winner and row.protocol == "hot"), None)
-    change = gain_between(first, again)
+    change = None if first is None or first.disturbed else gain_between(first, again)
     shifted = change is not None and change.tie is False and abs(change.gain - 1) > max(_SHIFT, floor or 0.0)
     shift = change.gain if change is not None and shifted else None
     remarks = []
@@ -204,7 +208,7 @@ def _workload_finals(
         times_ceiling=over_bound,
         claimed_speedup=1 / claimed if claimed else None,
         selection_regret=again.ratio / claimed - 1 if again is not None and claimed else None,
-        disturbed=any(t.disturbed for t in cold),
+        disturbed=busy or any(t.disturbed for t in cold),
         discarded_rounds=int(max((t.clocks.get("discarded", 0.0) for t in beside), default=0.0)),
         remarks=tuple(remarks),
     )
@@ -214,7 +218,7 @@ def _cover(finals: Collection[WorkloadFinals], genomes: Mapping[str, str]) -> Co
     """genomes: by the candidate's public id."""
     if not (served := [(held, held.winner, held.confirmed) for held in finals if held.winner is not None]):
         return None
-    lost = {held.task for held, _, time in served if time is not None and (time.ratio_low or 0.0) > 1 and not time.disturbed}
+    lost = {held.task for held, _, time in served if time is not None and (time.ratio_low or 0.0) > 1}
     counts = Counter(genomes[winner] for held, winner, _ in served if held.task not in lost)
     numbers = {variant: n for n, (variant, _) in enumerate(counts.most_common(), 1)}
     points = []
@@ -226,7 +230,7 @@ def _cover(finals: Collection[WorkloadFinals], genomes: Mapping[str, str]) -> Co
                 workload=held.workload,
                 variant=None if held.task in lost else numbers[genomes[winner]],
                 winner=winner,
-                speedup=1 / (confirmed.ratio if confirmed is not None else own),
+                speedup=None if held.disturbed else 1 / (confirmed.ratio if confirmed is not None else own),
                 distance=taken / min(taken, *(f.ratio for f in held.finalists)) - 1,
             )
         )

@@ -40,7 +40,7 @@ class Problem:
 @dataclass(frozen=True, kw_only=True)
 class Milestone(RelativeTime):
     """A candidate that was faster than all before it on its task. evaluated: how many were tried there by then, itself
-    included. refused: by the finals, later. Disturbed only where all times of the task were."""
+    included. refused: by the finals, later. None of them was disturbed."""
 
     order: int
     id: str
@@ -51,11 +51,11 @@ class Milestone(RelativeTime):
     @property
     def low(self) -> float:
         """Limit of the speed-up, like `high`; the speed-up itself without an interval."""
-        return self.speedup_low or self.speedup
+        return 1 / (self.ratio_high or self.ratio)
 
     @property
     def high(self) -> float:
-        return self.speedup_high or self.speedup
+        return 1 / (self.ratio_low or self.ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,13 @@ class WorkloadOutcome:
 
     @property
     def confirmed(self) -> bool:
-        """Whether finals have named the leader winner."""
-        return self.leader is not None and self.task.winner == self.leader.id
+        """Whether finals have named the leader winner, and its time is sure."""
+        return self.leader is not None and self.task.winner == self.leader.id and not self.busy
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine was too busy to measure the leader."""
+        return self.timing is not None and self.timing.disturbed
 
     @property
     def timing(self) -> TimingRecord | None:
@@ -120,7 +125,7 @@ class WorkloadOutcome:
     @property
     def tie(self) -> bool:
         """Whether the speed-up is within the noise floor."""
-        return self.timing is not None and within_noise(self.timing.ratio, self.finals.noise_floor)
+        return self.timing is not None and not self.busy and within_noise(self.timing.ratio, self.finals.noise_floor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +167,7 @@ def _read_workload(
             refused=one.row.public_id in {f.id for f in refused},
         )
         for evaluated, one in enumerate(some, 1)
-        if one.best and one.time
+        if one.best and one.time and not one.time.disturbed
     )
     return WorkloadOutcome(
         task=task,

@@ -15,7 +15,7 @@ from sqlalchemy.orm import aliased
 from evo.analysis.candidates import CandidateSummary, Subject, select_candidates
 from evo.analysis.times import FIGURES, RelativeTime, gain_between, gain_fields, noise_floors
 from evo.errors import EvoError, UsageError
-from evo.evaluation import PASSED
+from evo.evaluation import PASSED, is_disturbed
 from evo.lineage import LATEST, Environment, RunStatus
 from evo.lineage import models as m
 from evo.lineage.liveness import GONE, gone
@@ -31,6 +31,8 @@ MILESTONES = (1.1, 1.3, 1.5, 2.0)
 """Speed-ups over the reference whose first time is told."""
 UNCONFIRMED = "unconfirmed"
 """`Best.finals` of a run whose finals were held to their end without a winner."""
+BUSY = "too busy to measure"
+"""`Best.finals` of a winner that passed the finals on a machine too busy to say how fast it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +84,14 @@ class Best(Subject, RelativeTime):
     """The fastest candidate known for a kernel, target, device and workload, with the time of its last final where `stage`
     is "final", else of the search.
 
-    score: what the search found. finals: what those of its run said for its workload: "confirmed" (it is the winner),
-    UNCONFIRMED, or "not held" (or not to their end). refused_finalists: how many they refused. noise_floor: of the last
-    final.
+    score: what the search found; None where that was disturbed. finals: what those of its run said for its workload:
+    "confirmed" (it is the winner), BUSY, UNCONFIRMED, or "not held" (or not to their end). refused_finalists: how many they
+    refused. noise_floor: of the last final.
     """
 
     PRINTED: ClassVar = ("candidate", "speedup")
     winner: bool
-    score: float
+    score: float | None
     stage: str
     protocol: str
     finals: str
@@ -105,6 +107,11 @@ class Best(Subject, RelativeTime):
     def unconfirmed(self) -> bool:
         """Whether finals were held and confirmed no candidate: this one is what they have not refused, and not a result."""
         return self.finals == UNCONFIRMED
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """The least is the best: any sure figure comes before one that was disturbed or that finals did not confirm."""
+        return self.disturbed, self.unconfirmed, self.ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +234,7 @@ def find_best(
     """The fastest candidate for each kernel, target, device and workload, over all runs or in one.
 
     A task's candidate is its winner, or else the one with the lowest score; candidates are compared by their last
-    measurement, and unconfirmed ones come last. device, workload: a part of the name, in any case of letters.
+    measurement, and disturbed or unconfirmed ones come last. device, workload: a part of the name, in any case of letters.
     Raises UnknownNameError for an unknown run; an unknown kernel has no rows.
     """
     names = ((_r.kernel, kernel), (_r.target, target), (_i.dtype, dtype))
@@ -248,7 +255,7 @@ def find_alike(
     store: Store, kernel: Kernel, target: str, device: str, workloads: Sequence[Workload]
 ) -> Iterator[Best]:
     """The fastest candidates of earlier runs of a kernel for what is most like `workloads`: the one most alike for each of
-    these, then the next ones, of distinct genomes. See `_unlike`.
+    these, then the next ones, of distinct genomes, and at last those whose figures were disturbed. See `_unlike`.
 
     Runs are of this kernel whose recorded name or path, from here, is its folder, whatever it was then, or that had the same
     files.
@@ -260,7 +267,11 @@ def find_alike(
     for best in found:
         with suppress(UsageError):  # of what the kernel was before
             known.append((kernel.workload(target, best.workload), best))
-    ranks = [sorted(known, key=lambda pair: _unlike(pair[0], wanted) + (pair[1].device != device)) for wanted in workloads]
+
+    def rank(wanted: Workload) -> list[tuple[Workload, Best]]:
+        return sorted(known, key=lambda pair: (pair[1].disturbed, _unlike(pair[0], wanted) + (pair[1].device != device)))
+
+    ranks = [rank(wanted) for wanted in workloads]
     seen: set[Genome] = set()
     for _, best in (pair for rank in zip(*ranks, strict=True) for pair in rank):
         if (genome := Genome.of(best.parameters)) not in seen:
@@ -308,8 +319,7 @@ def ranked(store: Store, run: str, task: int) -> Sequence[str]:
 
 
 def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Best]:
-    """The fastest of each task that has a timed candidate, by its last measurement: the highest speed-up first, those that
-    nothing has confirmed last.
+    """The fastest of each task that has a timed candidate, by its last measurement, as `Best.rank` has them.
 
     In two steps and not in one join, for which a planner may read every timing there is.
     """
@@ -329,7 +339,7 @@ def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Be
     found = (
         _best(row, verdicts.get((row.run_id, row.task)), floors.get((row.run_id, row.task))) for row in newest.values()
     )
-    return sorted(found, key=lambda best: (best.unconfirmed, best.ratio, best.order))
+    return sorted(found, key=lambda best: (best.rank, best.order))
 
 
 def refusals(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], int]:
@@ -350,7 +360,7 @@ def refusals(connection: Connection, runs: Collection[int]) -> dict[tuple[int, i
 
 def _best(row: Any, refused: int | None, floor: float | None) -> Best:
     """refused: number of refused finalists; None where no final has been held."""
-    won = row.winner_id == row.key
+    won, disturbed = row.winner_id == row.key, is_disturbed(row.clocks)
     # The finals of a run that is not finished are to come, or to go on.
     held = refused is not None and row.status == RunStatus.FINISHED.value
     return record_of(
@@ -358,8 +368,8 @@ def _best(row: Any, refused: int | None, floor: float | None) -> Best:
         row,
         winner=won,
         ratio=row.score if row.ratio is None else row.ratio,
-        disturbed=bool(row.clocks.get("disturbed")),
-        finals="confirmed" if won else UNCONFIRMED if held else "not held",
+        disturbed=disturbed,
+        finals=BUSY if won and disturbed else "confirmed" if won else UNCONFIRMED if held else "not held",
         refused_finalists=refused or 0,
         noise_floor=floor,
     )
@@ -446,11 +456,12 @@ def compare(store: Store, *runs: str) -> Comparison:
             for task in run.tasks:
                 best = fastest.get(task.workload)
                 found.append((best, _compared_run(run, task, best, courses.get(task.number), search_s)))
-    found.sort(key=lambda one: (one[1].workload, *((one[0].unconfirmed, one[0].ratio) if one[0] else (2, 0)), one[1].run))
+    found.sort(key=lambda one: (one[1].workload, one[0] is None, one[0].rank if one[0] else (), one[1].run))
     first: dict[tuple[str, ...], Best | None] = {}
     rows = []
     for best, row in found:
-        gain = gain_between(best, first.setdefault((row.workload, row.kernel, row.device), best))
+        sure = None if row.disturbed else best
+        gain = gain_between(sure, first.setdefault((row.workload, row.kernel, row.device), sure))
         rows.append(replace(row, **gain_fields(gain, "behind")))
     return Comparison(rows=tuple(rows), settings=tuple(_settings(known.values())))
 

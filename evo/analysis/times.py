@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, case, func, select
 
-from evo.evaluation import FINALIST, Gain, Status
+from evo.evaluation import FINALIST, Gain, Status, is_disturbed, sure_speedup
 from evo.lineage import Stage
 from evo.lineage import models as m
 from evo.lineage.models import key_range
@@ -20,7 +20,7 @@ _c, _t = m.Candidate, m.Timing
 class RelativeTime:
     """A candidate's time in one race, and its ratio to the reference baseline's time in the same race.
 
-    disturbed: something slowed the device down while it was timed, so that the figures are not to be trusted.
+    disturbed: something slowed the device down while it was timed: no speed-up is sure, and there is none.
     """
 
     median_us: float
@@ -32,17 +32,17 @@ class RelativeTime:
     disturbed: bool
 
     @property
-    def speedup(self) -> float:
-        """Over the reference."""
-        return 1 / self.ratio
+    def speedup(self) -> float | None:
+        """Over the reference; None where it is not sure."""
+        return sure_speedup(self.ratio, self.disturbed)
 
     @property
     def speedup_low(self) -> float | None:
-        return 1 / self.ratio_high if self.ratio_high else None
+        return sure_speedup(self.ratio_high, self.disturbed)
 
     @property
     def speedup_high(self) -> float | None:
-        return 1 / self.ratio_low if self.ratio_low else None
+        return sure_speedup(self.ratio_low, self.disturbed)
 
     @property
     def distances(self) -> tuple[float, float] | None:
@@ -161,7 +161,7 @@ def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]
 
 
 def _race_time(row: Any) -> RaceTime:
-    return record_of(RaceTime, row, disturbed=bool(row.clocks.get("disturbed")))
+    return record_of(RaceTime, row, disturbed=is_disturbed(row.clocks))
 
 
 def noise_floors(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], float]:

@@ -37,7 +37,18 @@ from evo.cli.options import (
     print_json,
 )
 from evo.cli.recorded import find_candidate, look, task_of, trusted, workload_of
-from evo.cli.tables import Terminal, change_text, factor, figure, interval, marked, share, short_workload, speedup
+from evo.cli.tables import (
+    Terminal,
+    change_text,
+    factor,
+    figure,
+    interval,
+    marked,
+    share,
+    short_workload,
+    speedup,
+    unless_busy,
+)
 from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store
@@ -91,7 +102,7 @@ def _print_family(console: Terminal, record: CandidateRecord, found: Family, dif
             "parents": " ".join(f"#{p.order}" for p in m.parents) or "-",
             "change": _change(m),
             ">median us": marked(figure(m.median_us), m.disturbed),
-            ">speed-up": marked(speedup(m.score), m.disturbed) if m.score else m.status,
+            ">speed-up": unless_busy(speedup(m.score) if m.score else m.status, m.disturbed),
             ">gain": "" if m.gain is None else "tie" if m.tie or m.gain == 1 else factor(m.gain),
             "interval": interval(m.gain_low, m.gain_high),
         }
@@ -221,7 +232,8 @@ def explain(
     workload = short_workload(found.workload, found.kernel, found.kernel_digest)
     console.say(
         f"{short(found.id)} ({found.kernel}, {workload} on {found.device}):"
-        f" {figure(found.median_us)} us in the search, {factor(1 / found.ratio)} over the reference",
+        f" {marked(figure(found.median_us), found.disturbed)} us in the search,"
+        f" {unless_busy(factor(1 / found.ratio), found.disturbed)} over the reference",
         "bold",
     )
     if ablation:
@@ -251,12 +263,12 @@ def _tell(console: Terminal, found: Explanation, command: str, most: int) -> Non
     if found.gain is None:
         console.say(f"from {begun}, which has no time of its own in this run: {edits}")
     else:
-        gained = f"{marked(factor(found.gain), found.disturbed)} ({interval(found.low, found.high)})"
+        gained = unless_busy(f"{factor(found.gain)} ({interval(found.low, found.high)})", found.disturbed)
         console.say(f"from {begun} at {figure(found.base_us)} us: {gained} by {edits}")
     rows = [
         {
             "edit": change_text(c.change),
-            ">gain": "not measured" if c.gain is None else marked("tie" if c.tie else factor(c.gain), c.disturbed),
+            ">gain": "not measured" if c.gain is None else unless_busy("tie" if c.tie else factor(c.gain), c.disturbed),
             "interval": "the same machine code" if c.same_code else interval(c.low, c.high),
             ">alone": factor(c.alone),
             ">last": factor(c.last),
@@ -319,10 +331,8 @@ def _tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> Non
     spoilt, discarded = ablation.disturbed, ablation.discarded_rounds
     again = f", {discarded} disturbed rounds taken again" if discarded else ""
     start, end = (marked(figure(t.median_us), t.disturbed) for t in (ablation.start, ablation.end))
-    console.say(
-        f"timed again from {found.base_from} at {start} us to {end} us, all in one race{again}:"
-        f" {marked(factor(ablation.gain.gain), spoilt)} ({interval(ablation.gain.low, ablation.gain.high)})",
-    )
+    gained = unless_busy(f"{factor(ablation.gain.gain)} ({interval(ablation.gain.low, ablation.gain.high)})", spoilt)
+    console.say(f"timed again from {found.base_from} at {start} us to {end} us, all in one race{again}: {gained}")
     rows = []
     for step in ablation.path:
         without = next((w for w in ablation.without if (w.change,) == step.changes), None)  # none of several edits
@@ -330,9 +340,9 @@ def _tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> Non
         row = {
             "edit": "; ".join(map(change_text, step.changes)),
             ">median us": marked(figure(step.timing.median_us), step.timing.disturbed),
-            ">gain": marked("tie" if step.gain.tie else factor(step.gain.gain), spoilt),
+            ">gain": unless_busy("tie" if step.gain.tie else factor(step.gain.gain), spoilt),
             "interval": interval(step.gain.low, step.gain.high),
-            ">taken out": marked("tie" if alone.tie else factor(alone.gain), spoilt) if alone else "",
+            ">taken out": unless_busy("tie" if alone.tie else factor(alone.gain), spoilt) if alone else "",
             "interval ": interval(alone.low, alone.high) if alone else without.reason[:60] if without else "",
         }
         rows.append(row)
@@ -553,7 +563,7 @@ def _print_pareto(console: Terminal, found: Sequence[Nondominated], axes: Sequen
         rows = [
             {
                 "candidate": f"{short(r.id)} #{r.order}",
-                ">speed-up": marked(factor(1 / r.ratio), r.disturbed),
+                ">speed-up": unless_busy(factor(1 / r.ratio), r.disturbed),
                 ">median us": marked(figure(r.median_us), r.disturbed),
                 ">registers": r.registers,
                 ">spilled": r.spill_bytes,

@@ -58,7 +58,7 @@ def best(
     if found or json:
         answer(json, found, _print_best, db)
     if not found:
-        reason = f"in this database yet; start with: {command_line(db, 'search', kernel or 'KERNEL')}"
+        reason = f"undisturbed in this database yet; start with: {command_line(db, 'search', kernel or 'KERNEL')}"
         if any(part is not None for part in (run, target, device, dtype, workload)):
             devices = ", ".join(sorted({r.device for r in searched}))
             reason = f"here of what you ask for; devices that were searched on: {visible(devices) or 'none'}"
@@ -93,7 +93,7 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
 
 
 def _speedup_of(b: Best) -> str:
-    return marked(speedup(b.ratio, b.noise_floor), b.disturbed, unconfirmed=b.unconfirmed)
+    return marked(speedup(b.ratio, b.noise_floor, disturbed=b.disturbed), False, unconfirmed=b.unconfirmed)
 
 
 def _say_marks(console: Terminal, found: Sequence[Best | ComparedRun], db: str) -> None:
@@ -207,7 +207,7 @@ def _print_comparison(
 def _speed_cells(r: ComparedRun, devices: Collection[str]) -> dict[str, object]:
     """How fast a run is. devices: of all the runs beside it."""
     first = r.behind is None or r.behind == 1
-    gain = speedup(1 / r.speedup if r.speedup else None, r.noise_floor)
+    gain = "too busy" if r.disturbed else speedup(1 / r.speedup if r.speedup else None, r.noise_floor)
     return {
         "run": r.run,
         **({"device": r.device} if len(devices) > 1 else {}),
@@ -381,7 +381,7 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
         if all_finalists:
             styles = ["bold" if f.winner else "" for f in held.finalists]
             console.print_rows((_finalist_cells(f, held.noise_floor) for f in held.finalists), styles)
-        _print_confirmation(console, held)
+        _print_confirmation(console, held, command_line(db, "resume", run.name), in_full=all_finalists)
         if held.winner is None:
             _print_no_winner(console, run, held, db)
         for f in refused:
@@ -402,8 +402,7 @@ def _print_cover(console: Terminal, run: RunFinals, cover: Cover) -> None:
 
     def gain(p: CoveredPoint) -> str:
         finals = held[p.workload]
-        disturbed = finals.confirmed is not None and finals.confirmed.disturbed
-        return marked(speedup(1 / p.speedup, finals.noise_floor), disturbed)
+        return speedup(1 / p.speedup if p.speedup else 1.0, finals.noise_floor, disturbed=finals.disturbed)
 
     console.print_rows(
         {
@@ -445,15 +444,22 @@ def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:
     }
 
 
-def _print_confirmation(console: Terminal, held: WorkloadFinals) -> None:
-    """The winner beside the baselines in the race that confirmed it, and what is out of the ordinary about its figures."""
+def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *, in_full: bool) -> None:
+    """The winner beside the baselines in the race that confirmed it, and what is out of the ordinary about its figures.
+    resume: the command that holds finals again. in_full: also how it fared before, in the search and among the finalists."""
     again = held.confirmed
-    if again is None or held.winner is None:
+    if held.winner is None or (again is None and not held.disturbed):
         return
-    gain = marked(speedup(again.ratio, held.noise_floor), again.disturbed)
+    if again is None:
+        console.say(
+            f"too busy to measure: {short(held.winner)} passed the finals, but other programs disturbed its race: no"
+            f" speed-up is sure, and none is confirmed. To time it again when the machine is quiet:  {resume}",
+            "bold yellow",
+        )
+        return
     console.say(
         f"confirmed: {short(held.winner)} ran once more, alone with the baselines, in a fresh process and on other data:"
-        f" {figure(again.median_us)} us, {gain}{'' if again.disturbed else '; that is the figure to quote'}",
+        f" {figure(again.median_us)} us, {speedup(again.ratio, held.noise_floor)}; that is the figure to quote",
         "bold",
     )
     bound = next((t.median_us for t in held.baselines if t.contender == held.ceiling), None)
@@ -470,16 +476,16 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals) -> None:
     if held.ceiling is not None:
         console.say(f"of a copy: its time {ceiling_note(held.ceiling)}", "dim")
     said = []
-    if held.hot is not None:
-        hot = marked(f"{figure(held.hot.median_us)} us, {speedup(held.hot.ratio)} PyTorch", held.hot.disturbed)
+    if held.hot is not None and not held.hot.disturbed:
+        hot = f"{figure(held.hot.median_us)} us, {speedup(held.hot.ratio)} PyTorch"
         said.append(f"with all data in the cache: {hot}, which has them there too")
     if held.noise_floor is not None:
         said.append(f"±{held.noise_floor:.2%} is the noise floor: the winner against a second copy of itself")
-    if held.selection_regret is not None:
+    if in_full and held.selection_regret is not None:
         said.append(f"the search had it at {factor(held.claimed_speedup)}: selection regret {held.selection_regret:.1%}")
     if held.discarded_rounds:
         said.append(f"{held.discarded_rounds} disturbed rounds taken again")
     if said:
         console.say("; ".join(said))
-    for remark in held.remarks:
+    for remark in held.remarks if in_full or again.shift is None else held.remarks[:-1]:  # the shift's is the last
         console.say(remark, "yellow")

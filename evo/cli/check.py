@@ -485,7 +485,7 @@ def _contenders(task: TaskExecutor, db: str) -> list[tuple[str, Genome]]:
     with Store.open(db, write=False) as store:
         found = [b for b in find_best(store, target=task.target) if b.workload == workload.key]
         known = [b for b in found if is_of(store, b.kernel, b.run, task.problem)]
-    known.sort(key=lambda b: (b.device != device, b.unconfirmed, b.ratio))
+    known.sort(key=lambda b: (b.device != device, b.rank))
     for best in known:
         if best.device != device:
             reason = f"it was timed on {best.device}, and this is {device}; --genome with its values times those here"

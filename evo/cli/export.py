@@ -121,11 +121,18 @@ def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[
 
 
 def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
-    """A sentence on a candidate that no final has confirmed; empty for a winner, and for a finalist that lost to one."""
+    """A sentence on a candidate that no final has confirmed or measured; empty for another winner, and for a finalist that
+    lost to one."""
     name = short(record.id)
     if record.refusal:
         return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
     winner = find_run(store, record.run).tasks[record.task].winner
+    last = max((t.round for t in record.timings), default=0)
+    if record.winner and any(t.disturbed for t in record.timings if t.round == last and t.protocol != "hot"):
+        return (
+            f"{name}: the machine was too busy to measure it, so that a short race decides wherever it is to serve; to time"
+            f" it first, on a quiet machine: {command_line(db, 'resume', record.run)}"
+        )
     if record.winner or (winner is not None and record.finals):
         return ""
     beside = f"; the winner of its workload is {short(winner)}" if winner is not None else ""

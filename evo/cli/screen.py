@@ -80,8 +80,7 @@ class PlainLines(nullcontext[None]):
                 continue  # of what was found before the run was resumed, only the best is printed
             workload = self._workloads[found.task]
             before = "kept from before: " if found.replayed else ""
-            gain = f"{1 / found.ratio:.3f}x PyTorch ({_interval(found)})"
-            self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {gain}")
+            self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {_about(found)} PyTorch")
         self._improvements = len(progress.improvements)
         if _is_line_due(self._last, progress):
             self._last = time.monotonic()
@@ -102,7 +101,7 @@ class JsonLog:
         """outcome: None if the search was interrupted."""
         finals = zip(self._workloads, outcome.finals, strict=False) if outcome is not None else ()
         winners = [
-            {"workload": workload, "order": held.winner.candidate.order, "speedup": 1 / timing.ratio}
+            {"workload": workload, "order": held.winner.candidate.order, "speedup": timing.speedup}
             for workload, held in finals
             if held.winner and (timing := held.winner.timing) and timing.ratio
         ]
@@ -165,14 +164,13 @@ class LiveScreen:
         self._live.update(Panel(self._body(progress), title=self._title, border_style="cyan"))
 
     def _body(self, progress: Progress) -> Group:
-        best = make_table("workload", ">best", ">speed-up", ">interval", "candidate")
+        best = make_table("workload", ">best", ">speed-up", "candidate")
         for task, workload in enumerate(self._workloads):
             if found := progress.best.get(task):
-                gain = Text(f"{1 / found.ratio:.2f}x", style="bold green")
-                us = f"{found.timing.median_us:.2f} us"
-                best.add_row(workload, us, gain, _interval(found), f"#{found.order}")
+                us = f"about {found.timing.median_us:.3g} us"
+                best.add_row(workload, us, Text(_about(found), style="bold green"), f"#{found.order}")
             else:
-                best.add_row(workload, "…", "…", "", "")
+                best.add_row(workload, "…", "…", "")
         share, left = self._time_left(progress)
         bar = ProgressBar(total=1.0, completed=share, width=40)
         line = Table.grid(padding=(0, 2))
@@ -215,11 +213,9 @@ class CheckLines:
         typer.echo(f"evo: {text}", err=True)
 
 
-def _interval(found: Improvement) -> str:
-    """The interval of the speed-up; it says if something disturbed the timing."""
-    low, high = found.timing.ratio_low or found.ratio, found.timing.ratio_high or found.ratio
-    disturbed = ", disturbed" if found.timing.clocks.get("disturbed") else ""
-    return f"{1 / high:.3f} to {1 / low:.3f}{disturbed}"
+def _about(found: Improvement) -> str:
+    """The speed-up, with the digits that a short race has: the best of many is partly the luckiest, and the finals tell."""
+    return f"about {1 / found.ratio:.2g}x"
 
 
 def busy_share(progress: Progress) -> float:

@@ -17,7 +17,7 @@ import psutil
 import typer
 
 from evo.analysis.finals import read_run_finals
-from evo.analysis.runs import find_alike, find_nearly_as_fast, find_run
+from evo.analysis.runs import find_alike, find_best, find_nearly_as_fast, find_run
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
@@ -351,7 +351,8 @@ def resume(
 def prolong(
     store: Store, run: str, budget: str | None, evaluations: int | None, target: AskedTarget
 ) -> StoredRun:
-    """The run of that name as it is to be continued, with the new budget if one is given, for the run as a whole.
+    """The run of that name as it is to be continued, with the new budget if one is given, for the run as a whole. Without
+    one, a finished run is continued where the machine was too busy to measure a winner: the finals are held again.
 
     target: where it is to be. Raises UsageError for a budget that is used up, StoreError for a run that is finished or was
     measured elsewhere.
@@ -362,7 +363,7 @@ def prolong(
         limit = Budget(seconds=seconds, evaluations=evaluations)
     if stored.status is not RunStatus.FINISHED and (seconds, evaluations) == (had.seconds, had.evaluations):
         limit = seconds = None  # the same command again
-    elif limit is None and stored.status is RunStatus.FINISHED:
+    elif limit is None and stored.status is RunStatus.FINISHED and not any(b.disturbed for b in find_best(store, run=run)):
         raise StoreError(
             f"run {stored.name!r} is finished ({stored.stop_reason}); to search on, give it a larger --budget or"
             " --evaluations"
@@ -748,9 +749,10 @@ def follow(
         try:
             with _signals(ending, said=isinstance(screen, LiveScreen)) as searching:
 
-                def finals(workload: Workload) -> None:
+                def finals(workload: Workload, waits_s: float) -> None:
                     searching.clear()
-                    say(f"finals of {names[workload]} …")
+                    busy = ": other programs disturb the race; it is held again, for up to" if waits_s else ""
+                    say(f"finals of {names[workload]}{busy}{f' {waits_s:.0f} s more' if waits_s else ''} …")
 
                 outcome = execute(run, store, executor, update, on_search=searching.append, on_finals=finals)
             why = str(outcome.reason)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from evo.analysis.times import RelativeTime
 from evo.errors import EvoError
-from evo.evaluation import Timing, within_noise
+from evo.evaluation import Timing, sure_speedup, within_noise
 from evo.problem.genome import Change
 from evo.problem.kernel import Kernel, Workload, recorded_kernel
 from evo.report.text import visible
@@ -25,12 +25,17 @@ _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "me
 _FOLDED_WIDTH = 9
 """The other columns are folded down to this width."""
 
-_DISTURBED = "! something slowed the device down while this was timed: do not trust the figure"
+_DISTURBED = "! too busy: something slowed the device down while this was timed, and no speed-up of it is sure"
 
 
 def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
     """The figure, with the mark that `say_disturbed` explains if it was disturbed, and another if it is unconfirmed."""
     return f"{figure}{' ?' if unconfirmed else ''}{' !' if disturbed else ''}"
+
+
+def unless_busy(gain: str, disturbed: bool) -> str:
+    """A speed-up or a gain; if it was disturbed, the mark that `say_disturbed` explains in place of the figure."""
+    return marked("too busy", disturbed) if disturbed else gain
 
 
 def cell(value: Any) -> Text:
@@ -124,20 +129,20 @@ class Terminal(Console):
                 self.print(Text.assemble((f"{name}:" if name else "", "dim"), padding, value), soft_wrap=True)
 
 
-def speedup(ratio: float | None, noise: float | None = None) -> str:
+def speedup(ratio: float | None, noise: float | None = None, *, disturbed: bool = False) -> str:
     """The reference's time over the candidate's; a tie if that is within the noise floor."""
-    if within_noise(ratio, noise):
-        return "tie"
-    return f"{1 / ratio:.3f}x" if ratio else "-"
+    gain = "tie" if within_noise(ratio, noise) else f"{1 / ratio:.3f}x" if ratio else "-"
+    return unless_busy(gain, disturbed and bool(ratio))
 
 
 def time_cells(t: Timing | RelativeTime, noise: float | None = None) -> dict[str, object]:
     """Of a table: a contender's time and its speed-up over the reference, each with its interval. noise: see `speedup`."""
+    low, high = (sure_speedup(limit, t.disturbed) for limit in (t.ratio_high, t.ratio_low))
     return {
         ">median us": marked(figure(t.median_us), t.disturbed),
         ">interval": interval(t.low_us, t.high_us, 2),
-        ">speed-up": marked(speedup(t.ratio, noise), t.disturbed and t.ratio is not None),
-        ">interval ": interval(1 / t.ratio_high, 1 / t.ratio_low) if t.ratio_low and t.ratio_high else "",
+        ">speed-up": speedup(t.ratio, noise, disturbed=t.disturbed),
+        ">interval ": interval(low, high) if low and high else "",
     }
 
 
@@ -163,8 +168,8 @@ def timing_record(timing: Timing) -> dict[str, Any]:
     if timing.ratio and timing.ratio_low and timing.ratio_high:
         record |= {
             "ratio": timing.ratio,
-            "speedup": 1 / timing.ratio,
-            "speedup_low": 1 / timing.ratio_high,
-            "speedup_high": 1 / timing.ratio_low,
+            "speedup": timing.speedup,
+            "speedup_low": sure_speedup(timing.ratio_high, timing.disturbed),
+            "speedup_high": sure_speedup(timing.ratio_low, timing.disturbed),
         }
     return record

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evo.errors import CompileError, KernelError, UsageError, error_line
-from evo.evaluation import Binary
+from evo.evaluation import Binary, is_disturbed
 from evo.export import ExportItem, ExportRequest, sha256_of
 from evo.problem.formats import all_tables, unfit
 from evo.problem.genome import Genome
@@ -382,7 +382,7 @@ def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         **{name: own.get(name) for name in figures},
         "torch_us": next((t["median_us"] for t in (*cold, *baselines) if t["ratio"] is None), None),
-        "disturbed": bool((own.get("clocks") or {}).get("disturbed")),
+        "disturbed": is_disturbed(own.get("clocks")),
     }
 
 

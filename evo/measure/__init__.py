@@ -68,6 +68,8 @@ class RaceRequest(TaskData):
     """Also with all calls on one set, if that fits half the cache."""
     limit_s: float = math.inf
     """Each of the two takes no longer, as far as it then has rounds for an interval."""
+    reference_us: float = math.inf
+    """The reference's usual time with cold caches, as far as it is known: what is far from it is disturbed."""
 
 
 @dataclass(frozen=True, kw_only=True)

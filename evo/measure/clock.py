@@ -37,7 +37,14 @@ _HOPELESS = 1.1
 CLOSE = 1.02
 """Up to this factor beyond its incumbent a candidate gets twice the rounds, for an interval half as wide."""
 
+_OVERTIME, _VAIN = 2.0, 0.3
+"""A race of which rounds were disturbed ends after so many times its limit, whatever it has; where all of them were, after
+such a share of it. On a busy machine a pair of rounds can take half a minute."""
+
 _BOOTSTRAP_RESAMPLES = 400
+
+USUAL_RACES, _LEAST_RACES = 64, 8
+"""The reference's usual time is known by so many of the last races, and must be by so few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +67,11 @@ class Protocol:
     """Wall time after which a race ends with the next pair of rounds. On a busy machine a call of several threads can take
     a scheduler's time slice, a hundred times what it took when the samples were sized."""
     least_rounds: int = 2
-    """Rounds that are taken however long they last."""
+    """Rounds that are taken however long they last, unless they are disturbed."""
+    far: float = 2.0
+    """A sample that takes so many times its contender's least disturbs its round."""
+    pause_s: float = 0.0
+    """Longest pause after a disturbed pair of rounds: a race waits for a burst of load to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +109,13 @@ def calls_for(
     return min(sets, max(walk, wanted))
 
 
+def usual_us(medians_us: Sequence[float]) -> float:
+    """What a reference takes where nothing disturbs it, by its medians in races: one in ten is less. Infinite where too few
+    are known."""
+    last = sorted(medians_us[-USUAL_RACES:])
+    return last[len(last) // 10] if len(last) >= _LEAST_RACES else math.inf
+
+
 def race(
     session: Session,
     contenders: Mapping[str, Replay],
@@ -107,17 +125,21 @@ def race(
     incumbent: float | None = None,
     check: RaceCheck | None = None,
     patient: bool = True,
+    reference_us: float = math.inf,
 ) -> Samples:
     """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA); the next pair
     begins with the next of them.
 
     The race ends when the intervals of the ratios to `reference` are narrow enough. `incumbent` is the ratio that the first
     contender has to beat: a contender that is clearly worse is let go after the first pair, one that is close runs longer.
-    Disturbed pairs are taken again, as long as the race has time for it; without `patient` they count as others do.
+    Disturbed pairs are taken again, as long as the race has time for it; without `patient` they count as others do. A pair
+    is disturbed if the session says so, or if any of its samples is far from the least of its contender: the least that
+    this race has seen or, for the reference, `reference_us`, its usual time on this machine.
     `check` looks, untimed, at what the samples do, and before the cache is filled with other data.
     """
     names = tuple(contenders)
-    deadline = time.monotonic() + protocol.limit_s
+    began = time.monotonic()
+    usual = np.array([reference_us if name == reference else math.inf for name in names])
 
     def sample_us(name: str) -> float:
         if check is not None:
@@ -132,24 +154,30 @@ def race(
     for name in names:  # warm up
         sample_us(name)
     session.synchronize()
-    kept: list[list[float]] = []
-    spoilt: list[list[float]] = []
-    order, most, precision = names, protocol.max_rounds, protocol.precision
+    rounds: list[list[float]] = []
+    quiet: list[bool] = []
+    order, most, precision, pause_s = names, protocol.max_rounds, protocol.precision, 0.0
     while True:
         session.disturbance()  # forgets what was before
-        pair = []
         for turn in (order, order[::-1]):  # whole pairs, in which all have the same mean place
             sample = {name: sample_us(name) for name in turn}
-            pair.append([sample[name] for name in names])
+            rounds.append([sample[name] for name in names])
         order = order[1:] + order[:1]  # the first of a pair runs on a device that has waited
-        (spoilt if session.disturbance() else kept).extend(pair)
-        counted = kept if patient else kept + spoilt
-        taken = len(kept) + len(spoilt)
-        if taken >= 2 * most or len(counted) >= most or (time.monotonic() >= deadline and taken >= protocol.least_rounds):
+        quiet += [not session.disturbance()] * 2
+        taken = np.array(rounds)
+        near = (taken <= protocol.far * np.minimum(taken.min(axis=0), usual)).all(axis=1)
+        clean = np.array(quiet) & near.reshape(-1, 2).all(axis=1).repeat(2)
+        us = taken[clean] if patient else taken
+        limits = (time.monotonic() - began) / max(protocol.limit_s, 1e-9)
+        if len(taken) >= 2 * most or len(us) >= most or (limits >= 1 and len(us) >= protocol.least_rounds):
             break
-        if not counted:
+        if limits >= (math.inf if clean.all() else _OVERTIME if clean.any() else _VAIN):
+            break
+        pause_s = 0.0 if clean[-1] or not patient else min(max(2 * pause_s, protocol.pause_s / 64), protocol.pause_s)
+        if pause_s:
+            time.sleep(pause_s)
+        if not len(us):
             continue
-        us = np.array(counted)
         if incumbent is not None:
             ratios = us[:, 0] / us[:, names.index(reference)]
             if ratios.min() > _HOPELESS * incumbent:
@@ -157,16 +185,17 @@ def race(
             close = bool(np.median(ratios) <= CLOSE * incumbent)
             most = protocol.max_rounds * (2 if close else 1)
             precision = protocol.precision / (2 if close else 1)
-        if len(counted) >= protocol.min_rounds and _widest(us, names, reference) <= precision:
+        if len(us) >= protocol.min_rounds and _widest(us, names, reference) <= precision:
             break
     # Without patience the race ended when there were enough of both: all of them count.
-    wanted = max(min(protocol.min_rounds, len(spoilt)), protocol.least_rounds)
-    enough = len(kept) >= wanted if patient else not spoilt
+    spoilt = len(taken) - int(clean.sum())
+    wanted = max(min(protocol.min_rounds, spoilt), protocol.least_rounds)
+    enough = len(us) >= wanted if patient else not spoilt
     return Samples(
         names=names,
-        us=np.array(kept if enough else kept + spoilt),
-        discarded=len(spoilt) if enough else 0,
-        disturbed=0 if enough else len(spoilt),
+        us=us if enough else taken,
+        discarded=spoilt if enough else 0,
+        disturbed=0 if enough else spoilt,
     )
 
 

@@ -8,6 +8,7 @@ kernel can be right in the gate and wrong where it is timed, at another size, be
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, 
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes, has_room
 from evo.measure.cases import random_case_of
-from evo.measure.clock import CLOSE, Protocol, calls_for, race, sets_for, summarise
+from evo.measure.clock import CLOSE, USUAL_RACES, Protocol, calls_for, race, sets_for, summarise, usual_us
 from evo.measure.gate import (
     Gate,
     Invocation,
@@ -47,20 +48,25 @@ class Contender:
     invocation: Invocation | None = None
 
 
+_FAR_ON_CPU = 1.25
+"""When a machine was quiet, the median of a race was at most 1.1 times a contender's least sample, and nine of ten samples
+below 1.2 times that. When something else took memory bandwidth, the same calls took 1.4 to 2.5 times as long for seconds,
+some more than others, without having waited for a core. The clocks of a GPU vary by more."""
+
 _PROTOCOLS = {
     ("search", False): Protocol(
         name="cold", min_rounds=6, max_rounds=10, sample_us=200.0, precision=0.015, limit_s=4.0
     ),
     ("search", True): Protocol(
-        name="cold", min_rounds=4, max_rounds=6, sample_us=1500.0, precision=0.03, limit_s=4.0
+        name="cold", min_rounds=4, max_rounds=6, sample_us=1500.0, precision=0.03, limit_s=4.0, far=_FAR_ON_CPU
     ),
     ("final", False): Protocol(
         name="final", min_rounds=30, max_rounds=60, sample_us=1000.0, precision=0.003,
-        limit_s=20.0, least_rounds=BOOTSTRAP_SAMPLES,
+        limit_s=20.0, least_rounds=BOOTSTRAP_SAMPLES, pause_s=0.5,
     ),
     ("final", True): Protocol(
         name="final", min_rounds=16, max_rounds=40, sample_us=4000.0, precision=0.01,
-        limit_s=10.0, least_rounds=BOOTSTRAP_SAMPLES,
+        limit_s=10.0, least_rounds=BOOTSTRAP_SAMPLES, pause_s=0.5, far=_FAR_ON_CPU,
     ),
 }
 """By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
@@ -277,6 +283,8 @@ class TimingHarness:
         self._case: PreparedCase | None = None
         self._timed_data_changed = False
         self._in_vain = 0
+        self._reference_us: deque[float] = deque(maxlen=USUAL_RACES)
+        """The reference's medians in the last races of a search."""
 
     @cached_property
     def set_count(self) -> int:
@@ -342,9 +350,10 @@ class TimingHarness:
         *,
         incumbent: float | None = None,
         checked: Sequence[str] = (),
+        reference_us: float = math.inf,
     ) -> tuple[tuple[Timing, ...], dict[str, Check]]:
         """Races the entries over the buffer sets: all of them (cold), or one (hot). Also whether those named in `checked`
-        did their work in it. `incumbent`: see `clock.race`."""
+        did their work in it. `incumbent`, `reference_us`: see `clock.race`."""
         all_calls = {name: e.calls if protocol.cold else e.calls[:1] for name, e in entries.items()}
         replays: dict[str, Replay] = {}
         try:
@@ -362,6 +371,7 @@ class TimingHarness:
                 incumbent=incumbent,
                 check=race_check,
                 patient=self._in_vain < _PATIENCE or incumbent is None,
+                reference_us=reference_us,
             )
             self._in_vain = self._in_vain + 1 if samples.disturbed else 0
             clocks = self._session.clocks()
@@ -549,7 +559,9 @@ class TimingHarness:
         protocol, incumbent = _PROTOCOLS["search", self._shares_cores], request.incumbent
         ratio = incumbent.ratio if incumbent else None
         race = partial(self.time, protocol=protocol, reference=reference.name, checked=("candidate",))
-        timings, checks = race(entries, incumbent=ratio)
+        usual = usual_us([*self._reference_us])
+        timings, checks = race(entries, incumbent=ratio, reference_us=usual)
+        self._reference_us.append(timings[1].median_us)
         is_close = ratio is not None and (timings[0].ratio or 0.0) <= CLOSE * ratio
         if incumbent is None or incumbent.build is None or not is_close or not checks["candidate"].passed:
             return timings, checks["candidate"]
@@ -561,7 +573,7 @@ class TimingHarness:
             raise
         try:
             other = self.candidate(loaded, self.sequence(incumbent.genome))
-            timings, checks = race({"candidate": candidate, "incumbent": other, **entries})
+            timings, checks = race({"candidate": candidate, "incumbent": other, **entries}, reference_us=usual)
         finally:
             loaded.close()
         return timings, checks["candidate"]
@@ -586,7 +598,8 @@ class TimingHarness:
 
         def time_all(protocol: Protocol) -> tuple[Timing, ...]:
             entries = {**contenders, **baselines}
-            timings, checks = self.time(entries, protocol, reference.name, checked=tuple(contenders))
+            usual = request.reference_us if protocol.cold else math.inf
+            timings, checks = self.time(entries, protocol, reference.name, checked=tuple(contenders), reference_us=usual)
             refused.update({name: check.reason for name, check in checks.items() if not check.passed})
             return timings
 
@@ -617,7 +630,7 @@ class TimingHarness:
             timings = list(time_all(protocol))
             # A set leaves room in the cache, so that a second call finds all of it there.
             fits_cache = 2 * self.kernel.cost(self._workload).bytes <= self._session.limits.cache_bytes
-            if request.hot and fits_cache and not self.data_changed:
+            if request.hot and fits_cache and not self.data_changed and not timings[0].disturbed:
                 timings += time_all(replace(protocol, name="hot", cold=False))
             if self.data_changed:  # by which of several, the race does not tell; each alone does
                 log = next(iter(refused.values()))

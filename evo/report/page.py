@@ -307,9 +307,9 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
     last = max(float(positions.max()), 1e-9)
     bests: list[Spec] = []
     for m in sorted(data.milestones, key=lambda m: m.elapsed_s if seconds else m.evaluated):
-        if not bests or m.speedup > bests[-1]["y"]:
+        if not bests or 1 / m.ratio > bests[-1]["y"]:
             place = m.elapsed_s if seconds else m.evaluated
-            bests.append({"x": place, "y": m.speedup, "low": m.low, "high": m.high, "tip": _best_tip(m)})
+            bests.append({"x": place, "y": 1 / m.ratio, "low": m.low, "high": m.high, "tip": _best_tip(m)})
     line = [*bests, {**bests[-1], "x": last}]
     refused = sorted({round(float(p) / last * _MOST_STROKES) for p in positions[~data.passed]})
     x_title = "seconds of searching" if seconds else "candidates evaluated"
@@ -338,7 +338,7 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
     best = data.milestones[-1]
     when = duration(best.elapsed_s) if seconds else f"{best.evaluated:,} of {counted(data.number, 'candidate')}"
     alt = (
-        f"The best rises from {data.milestones[0].speedup:.3f}× in {counted(len(bests), 'step')} to {best.speedup:.3f}×,"
+        f"The best rises from {1 / data.milestones[0].ratio:.3f}× in {counted(len(bests), 'step')} to {1 / best.ratio:.3f}×,"
         f" reached with #{best.order} after {when}."
     )
     return Figure(
@@ -400,14 +400,14 @@ def _dots(positions: NDArray[np.float64], speedup: NDArray[np.float64]) -> list[
 
 
 def _best_tip(m: Milestone) -> str:
-    seen = f"#{m.order}: {m.speedup:.3f}× ({m.low:.3f} to {m.high:.3f}) after {duration(m.elapsed_s)}"
+    seen = f"#{m.order}: {1 / m.ratio:.3f}× ({m.low:.3f} to {m.high:.3f}) after {duration(m.elapsed_s)}"
     return f"{seen}; refused by the finals" if m.refused else seen
 
 
 def _final_row(data: WorkloadOutcome) -> Spec | None:
     """The leader's speed-up in the finals; None without."""
     timing = data.timing
-    if timing is None or timing.stage != "final" or not timing.ratio:
+    if timing is None or timing.stage != "final" or not timing.ratio or timing.disturbed:
         return None
     tip = f"final: {times(timing.ratio)} ({interval(timing.ratio_low, timing.ratio_high)})"
     return {"y": 1 / timing.ratio, "text": f"final {1 / timing.ratio:.3g}×", "tip": tip}

@@ -37,14 +37,15 @@ def headline(data: WorkloadOutcome) -> str:
         )
     reference = next((t.contender for t in data.baselines if t.ratio is None), "torch")
     name = "PyTorch" if reference == "torch" else reference
-    mark = " (disturbed)" if timing.disturbed else ""
+    if data.busy:
+        return f"Not measured: the machine was too busy, and no speed-up over {name} is sure."
     if data.tie:
-        return f"A tie with {name}{mark}: the difference is within the noise floor."
+        return f"A tie with {name}: the difference is within the noise floor."
     if not data.confirmed or timing.stage != "final":
-        return f"{times(timing.ratio)} {name} by the search's own timing{mark}, not confirmed by finals."
+        return f"{times(timing.ratio)} {name} by the search's own timing, not confirmed by finals."
     if timing.ratio > 1:
-        return f"Nothing faster than {name}{mark}: the best has {times(timing.ratio)} of its speed."
-    return f"{times(timing.ratio)} the speed of {name}{mark}."
+        return f"Nothing faster than {name}: the best has {times(timing.ratio)} of its speed."
+    return f"{times(timing.ratio)} the speed of {name}."
 
 
 def run_headline(run: RunOutcome) -> str:
@@ -56,22 +57,24 @@ def run_headline(run: RunOutcome) -> str:
         return f"{name}, {size(one)}: {headline(one)[:1].lower()}{headline(one)[1:]}".rstrip(".")
     if not known:
         return f"{name}: nothing was found"
-    ratios = sorted(w.timing.ratio for w in known if w.timing and w.timing.ratio)
+    ratios = sorted(w.timing.ratio for w in known if w.timing and w.timing.ratio and not w.busy)
+    if not ratios:
+        return f"{name}: not measured, the machine was too busy"
     return f"{name}: {times(ratios[-1])} to {times(ratios[0])} on {counted(len(known), 'workload')}"
 
 
 def remarks(data: WorkloadOutcome) -> list[str]:
     """What has to be said beside the table of the race, a sentence each."""
     said = []
-    if data.timing is not None and data.timing.stage != "final":
+    if data.timing is not None and data.timing.stage != "final" and not data.busy:
         said.append(
             "No finals have timed this candidate: the figure is the search's own, which is too good on average for the best"
             " of many."
         )
     said += [f"{one[:1].upper()}{one[1:]}." for one in data.finals.remarks]
-    if (hot := data.finals.hot) is not None:
+    if (hot := data.finals.hot) is not None and not hot.disturbed:
         gain = f", {times(hot.ratio)} the reference, which has them there too" if hot.ratio else ""
-        said.append(f"With all data in the cache: {micro(hot.median_us)} µs{gain}{' !' if hot.disturbed else ''}.")
+        said.append(f"With all data in the cache: {micro(hot.median_us)} µs{gain}.")
     for f in data.refused:
         why = f"{f.status.replace('_', ' ')}: {f.reason}"
         said.append(f"Finalist {short(f.id)} (#{f.order}) was refused by the finals: {why}")
@@ -134,7 +137,7 @@ def commands(data: RunOutcome) -> list[tuple[str, str]]:
             leader = short(w.leader.id)
             found.append((f"build the leader anew and gate it on fresh data{what}", command_line(data.db, "check", leader)))
             found.append((f"all that is known of it{what}", command_line(data.db, "show", leader)))
-    if any(w.confirmed for w in data.workloads):
+    if any(w.task.winner for w in data.workloads):
         name = "".join(ch if ch.isalnum() else "_" for ch in run.kernel.rstrip("/").rpartition("/")[2])
         found.append(("use it in PyTorch", command_line(data.db, "export", run.name, "--out", f"my_{name}")))
     return found

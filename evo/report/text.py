@@ -17,8 +17,10 @@ def visible(text: str, *, lines: bool = False) -> str:
     return re.sub("[^ -~]", shown, text)
 
 
-def times(ratio: float | None, noise: float | None = None) -> str:
-    """The speed-up of a ratio of times: 1.234x; a tie if that is within the noise floor."""
+def times(ratio: float | None, noise: float | None = None, disturbed: bool = False) -> str:
+    """The speed-up of a ratio of times: 1.234x; a tie if that is within the noise floor. No figure where it is not sure."""
+    if disturbed:
+        return "too busy"
     return "tie" if within_noise(ratio, noise) else "–" if not ratio else f"{1 / ratio:.3f}×"
 
 

@@ -84,17 +84,17 @@ def _figures(how: str, torch_us: float | None, own: Timing) -> dict[str, Any]:
         "how": how,
         "own_us": own.us,
         "torch_us": torch_us,
-        "speedup": 1 / own.ratio,
-        "speedup_low": 1 / own.high,
-        "speedup_high": 1 / own.low,
+        "speedup": None if own.disturbed else 1 / own.ratio,
+        "speedup_low": None if own.disturbed else 1 / own.high,
+        "speedup_high": None if own.disturbed else 1 / own.low,
         "disturbed": own.disturbed,
     }
 
 
 def _gain(timing: dict[str, Any]) -> str:
-    interval = f"({timing['speedup_low']:.3f} to {timing['speedup_high']:.3f})"
-    mark = " disturbed: do not trust it" if timing["disturbed"] else ""
-    return f"{timing['speedup']:.3f} {interval}{mark}"
+    if timing["disturbed"]:
+        return "not sure: the machine was too busy"
+    return f"{timing['speedup']:.3f} ({timing['speedup_low']:.3f} to {timing['speedup_high']:.3f})"
 
 
 def _names(variants: list[dict[str, Any]]) -> list[str]:
@@ -132,7 +132,8 @@ def _show(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, An
             print(f"  found on {v['measured_arch']} and never timed on this architecture")
         for p in (v, *v["points"]):
             if r := p["recorded"]:
-                at = "" if p is v else f"{'serves' if r['speedup_high'] >= 1 else 'leaves to PyTorch'} {p['workload']}: "
+                served = r["disturbed"] or r["speedup_high"] >= 1
+                at = "" if p is v else f"{'serves' if served else 'leaves to PyTorch'} {p['workload']}: "
                 print(f"  {at}{r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
     return variants, 0
 

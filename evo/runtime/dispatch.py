@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -24,6 +25,10 @@ _GAIN = 1.05
 """How many times PyTorch's speed wins a race: its few rounds are not surer than that."""
 _BACKENDS: Sequence[Callable[[], bool]] = (flash_sdp_enabled, mem_efficient_sdp_enabled, math_sdp_enabled, cudnn_sdp_enabled)
 """Of attention in PyTorch: what it is raced with depends on them."""
+_BUSY = "this machine is too busy to race a variant with it"
+_RACES = 6
+"""Races at one problem that a busy machine may spoil. Calls are left to PyTorch for 1 s, 2 s, 4 s, ... until the next one is
+held; after the last one for the rest of this process."""
 _MOST_ENTRIES = 4096
 """That a table keeps; the oldest goes first."""
 
@@ -45,6 +50,8 @@ class Dispatch(Table):
         """Likewise, where nothing was tuned for it, what can be compiled."""
         self._raced: dict[tuple[Any, ...], Member] = {}
         """By what problems have in common of which a race at one decides for all (`_bucket`)."""
+        self._spoilt: dict[tuple[Any, ...], tuple[int, float]] = {}
+        """Likewise, how many races a busy machine has spoilt, and when (`time.monotonic`) the next may be held."""
         self._loaded: dict[tuple[int, int], Loaded | str] = {}
         self._only: int | None = None
         self._untuned: bool | None = None
@@ -72,6 +79,7 @@ class Dispatch(Table):
         super().clear()
         self._families.clear()
         self._raced.clear()
+        self._spoilt.clear()
         if self.native is not None:
             self.native.clear()
 
@@ -210,7 +218,8 @@ class Dispatch(Table):
         return self._raced[bucket]
 
     def _race(self, nearest: Sequence[Member], bucket: tuple[Any, ...], sizes: Mapping[str, int]) -> Member:
-        """What a race of the nearest two with PyTorch decides, held now or earlier on this machine. Raises Busy."""
+        """What a race of the nearest two with PyTorch decides, held now or earlier on this machine. Raises Busy, also where
+        this machine is too busy: such a race decides nothing, and nothing of it is remembered."""
         device, dtype, name = bucket[0], bucket[1], self._race_file(bucket)
         variant, ratio, where = json.loads(kept(name) or '["", 0, ""]')
         known = [v for m in nearest for v in m.builds if str(v) == variant]
@@ -218,6 +227,9 @@ class Dispatch(Table):
         if not builds:
             if device >= 0:
                 cuda.refuse_while_capturing(device)
+            spoilt, next_s = self._spoilt.get(bucket, (0, 0.0))
+            if time.monotonic() < next_s:
+                raise Busy(_BUSY)
             contenders: list[Loaded] = []
             for member in nearest:
                 with suppress(Unavailable):
@@ -229,15 +241,19 @@ class Dispatch(Table):
                 return nearest[0]  # of which the reason is told
             self._jit.busy = True  # other threads do not wait
             try:
-                fastest, ratio, disturbed = race(self._frontend, contenders, sizes, dtype, device)
+                fastest, ratio, busy = race(self._frontend, contenders, sizes, dtype, device)
             except Exception as error:  # whatever it is, the caller has a model to run
                 reason = str(error).partition("\n")[0]
                 return replace(nearest[0], slower=f"no race with it could be held: {reason}")
             finally:
                 self._jit.busy = False
+            if busy and spoilt + 1 < _RACES:
+                _remember(self._spoilt, bucket, (spoilt + 1, time.monotonic() + 2**spoilt))
+                raise Busy(_BUSY)
+            if busy:
+                return replace(nearest[0], slower=_BUSY)
             builds, where = [fastest.variant], in_words(sizes, self.package.options)
-            if not disturbed:  # else the next process has another
-                keep(name, json.dumps([str(fastest.variant), ratio, where]).encode())
+            keep(name, json.dumps([str(fastest.variant), ratio, where]).encode())
         slower = faster_torch(where, "this machine", ratio) if ratio * _GAIN > 1 else ""
         return Member(builds, sizes, True, slower, f", raced here at {where}: {1 / ratio:.2f} times PyTorch's speed")
 

@@ -42,8 +42,9 @@ class Timing:
 
     @property
     def gain(self) -> str:
-        mark = " !" if self.disturbed else ""
-        return f"{1 / self.ratio:.3f}x ({1 / self.high:.3f} to {1 / self.low:.3f}){mark}"
+        if self.disturbed:
+            return "too busy to measure"
+        return f"{1 / self.ratio:.3f}x ({1 / self.high:.3f} to {1 / self.low:.3f})"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from itertools import chain
+from statistics import median
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -31,7 +32,9 @@ _FREE_SIZE = 64
 """What sizes that are not compiled in are at most in a trial."""
 
 _ROUNDS, _ROUNDS_ON_CPU = 5, 7
-"""Of which the shortest counts: what disturbs a call only adds to its time. On a CPU at least so many."""
+"""On a GPU the shortest counts: what disturbs a call only adds to its time. On a CPU the median of at least so many does."""
+_FAR = 1.25
+"""A CPU is busy where a contender's median is so many times its shortest, as in the engine's races."""
 _WARM_S, _LONGEST_RACE_S = 0.05, 0.2
 """On a CPU, whose threads wake slowly at first: rounds go on for so long at least, and none begins after so long."""
 _LEAD = 1.5
@@ -118,26 +121,30 @@ def try_out(frontend: Any, loaded: Loaded, place: torch.device) -> None:
 def race(
     frontend: Any, variants: Sequence[Loaded], sizes: Mapping[str, int], dtype: torch.dtype, device: int
 ) -> tuple[Loaded, float, bool]:
-    """The fastest for one problem, its time over PyTorch's, and whether the race was disturbed. Raises
-    Unavailable where none takes the problem or the CPU is late; what PyTorch raises, as where no memory is left.
+    """The fastest for one problem, its time over PyTorch's, and whether the CPU was too busy for these to mean anything.
+    Raises Unavailable where none takes the problem or the CPU is late; what PyTorch raises, as where no memory is left.
 
     On a GPU the kernels' own time counts, with none of their data in its second-level cache: a wait on the stream lets the
     CPU run ahead of it. On a CPU it is the time of a call that is launched from Python.
     """
 
     def times(place: torch.device) -> tuple[Loaded, float, bool]:
-        args, disturbed = frontend.timed(dict(sizes), dtype, place, 0), watch() if device < 0 else bool
+        args = frontend.timed(dict(sizes), dtype, place, 0)
         calls = [partial(frontend.served, OneVariant(v), *args) for v in variants]
         taking = [i for i, call in enumerate(calls) if call() is not None]  # and what is done once is done: code, plans
         if not taking:
             raise Unavailable("no variant takes it")
         contenders = [partial(frontend.ORIGINAL, *args), *(calls[i] for i in taking)]
         contenders[0]()
+        busy = False
         if device < 0:
-            original, *own = _times_on_cpu(contenders)
+            waited = watch()
+            rounds = _rounds_on_cpu(contenders)
+            busy = waited() or any(median(of_call) > _FAR * min(of_call) for of_call in rounds)
+            original, *own = map(median, rounds)
         else:
-            original, *own = (min(of_call) for of_call in rounds_on_gpu(contenders, place))
-        return variants[taking[own.index(min(own))]], min(own) / original, disturbed()
+            original, *own = map(min, rounds_on_gpu(contenders, place))
+        return variants[taking[own.index(min(own))]], min(own) / original, busy
 
     return aside(device, times)
 
@@ -173,16 +180,17 @@ def rounds_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) ->
     return [[begin.elapsed_time(end) for begin, end in of_call] for of_call in spans]
 
 
-def _times_on_cpu(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Seconds."""
-    shortest, first, rounds, spent = [math.inf] * len(calls), time.perf_counter(), 0, 0.0
-    while spent < _WARM_S or (rounds < _ROUNDS_ON_CPU and spent < _LONGEST_RACE_S):
-        for i, call in enumerate(calls):
+def _rounds_on_cpu(calls: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """Seconds of each call in each round."""
+    found: list[list[float]] = [[] for _ in calls]
+    first, spent = time.perf_counter(), 0.0
+    while spent < _WARM_S or (len(found[0]) < _ROUNDS_ON_CPU and spent < _LONGEST_RACE_S):
+        for call, seconds in zip(calls, found, strict=True):
             began = time.perf_counter()
             call()
-            shortest[i] = min(shortest[i], time.perf_counter() - began)
-        rounds, spent = rounds + 1, time.perf_counter() - first
-    return shortest
+            seconds.append(time.perf_counter() - began)
+        spent = time.perf_counter() - first
+    return found
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from evo.executors import Executor, InFlight
 from evo.lineage import Stage, StoredRun
 from evo.lineage.store import Store
 from evo.measure import Incumbent
+from evo.measure.clock import usual_us
 from evo.problem.genome import Genome
 from evo.problem.space import Space
 from evo.search.samplers import Exhausted, Sampler, find_sampler
@@ -167,6 +168,8 @@ class _Task:
     elites: list[Candidate] = field(default_factory=list)
     """Those that passed, with distinct code: best first, disturbed ones behind all others."""
     best_told: float | None = None
+    reference_us: list[float] = field(default_factory=list)
+    """The reference's median in each race."""
     incumbent: Incumbent | None = None
     near: dict[Genome, tuple[float, int]] = field(default_factory=dict)
     """Where tasks exchange what works: ratio and order of what is nearly as fast as this one's best, which is the first."""
@@ -245,6 +248,10 @@ class Search:
         """The best candidates of a task that passed, with distinct machine code: best first, disturbed ones behind all
         others."""
         return list(self._tasks[task].elites)
+
+    def reference_us(self, task: int) -> float:
+        """What the reference of a task takes where nothing disturbs it; infinite where that is not known."""
+        return usual_us(self._tasks[task].reference_us)
 
     # -- the schedule ---------------------------------------------------------------------------------------
 
@@ -484,7 +491,10 @@ class Search:
             del task.elites[_ELITES:]
         progress.finished += 1
         progress.by_status[evaluation.status] = progress.by_status.get(evaluation.status, 0) + 1
-        if evaluation.status is not Status.OK or timing is None or timing.ratio is None or timing.disturbed:
+        if evaluation.status is not Status.OK or timing is None or timing.ratio is None:
+            return
+        task.reference_us.append(timing.median_us / timing.ratio)
+        if timing.disturbed:
             return
         if self._is_best(candidate.task, timing) and _beats_incumbent(timing, evaluation.timings):
             # A replayed candidate is an incumbent by its figure alone: the record has no machine code.

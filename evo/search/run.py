@@ -33,7 +33,7 @@ from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
 from evo.sanitize import memory_checker, sanitize
 from evo.search.loop import WITHIN, Budget, Observer, Search, StopReason, default_max_in_flight
-from evo.search.tasks import TaskExecutor, tasks_of
+from evo.search.tasks import Patience, TaskExecutor, tasks_of
 from evo.targets import answers, find_target
 
 _FINALISTS = 8
@@ -51,6 +51,8 @@ _BUILDERS_A_CORE = 16
 _SANITIZING_S = 180.0
 _WINNERS_MULTIPLE = 3
 """So many times the random cases of a finalist are the winner's, on top."""
+_PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
+"""How long finals wait for a quiet machine, all together: as a share of the search's time, and its limits."""
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -252,12 +254,13 @@ def execute(
     observer: Observer,
     *,
     on_search: Callable[[Search], None] = lambda search: None,
-    on_finals: Callable[[Workload], None] = lambda workload: None,
+    on_finals: Callable[[Workload, float], None] = lambda workload, waits_s: None,
 ) -> Outcome:
     """Carries a new or an interrupted run to its end.
 
     `on_search` gets the search before it starts, e.g. to connect signals with `Search.interrupt`; `on_finals` each workload
-    whose finals begin after it. The finals end by KeyboardInterrupt, and are held anew when the run is resumed.
+    whose finals begin after it, and, with the seconds that are left for it, each whose finals wait for a quiet machine. The
+    finals end by KeyboardInterrupt, and are held anew when the run is resumed.
     Raises StoreError if the kernel is not what the run was started with, or the database fails.
     """
     if load_kernel(run.spec.kernel).digest != run.spec.kernel_digest:
@@ -292,19 +295,29 @@ def hold_all_finals(
     store: Store,
     executor: Executor,
     count: int,
-    begins: Callable[[Workload], None] = lambda workload: None,
+    begins: Callable[[Workload, float], None] = lambda workload, waits_s: None,
 ) -> tuple[Finals, ...]:
     """Of every task, with `count` finalists; where all of them are refused, with the next best (not of a covering run).
-    begins: told of each."""
+    begins: see `execute`."""
     executor.renew_device()
-    race_s = search.elapsed_s / (_FINAL_RACES * len(run.spec.workloads))
-    tasks = [replace(task, race_s=race_s) for task in tasks_of(run.spec, executor, Stage.FINAL)]
+    workloads = len(run.spec.workloads)
+    race_s = search.elapsed_s / (_FINAL_RACES * workloads)
+    patience_s = min(max(_PATIENCE * search.elapsed_s, _LEAST_PATIENCE_S), _MOST_PATIENCE_S) / workloads
+    tasks = [
+        replace(
+            task,
+            race_s=race_s,
+            reference_us=search.reference_us(n),
+            patience=Patience(left_s=patience_s, tell=begins),
+        )
+        for n, task in enumerate(tasks_of(run.spec, executor, Stage.FINAL))
+    ]
     if run.spec.options.get("cover"):
         return _hold_covering_finals(search, run, store, tasks, count, begins)
     held = []
     first = [build_all(task, search.elites(number)[:count]) for number, task in enumerate(tasks)]
     for number, (task, building) in enumerate(zip(tasks, first, strict=True)):
-        begins(task.workload)
+        begins(task.workload, 0.0)
         for batch in range(_FINALS_BATCHES):
             if batch:
                 building = build_all(task, search.elites(number)[batch * count :][:count])
@@ -324,7 +337,7 @@ def _hold_covering_finals(
     store: Store,
     tasks: Sequence[TaskExecutor],
     count: int,
-    begins: Callable[[Workload], None],
+    begins: Callable[[Workload, float], None],
 ) -> tuple[Finals, ...]:
     """Where few variants are to serve all tasks. A variant is a genome, whatever is compiled in for a task. Finalists of a
     task are its fastest, and its fastest of those that would be kept by the search's own times; all races are held before it
@@ -339,7 +352,7 @@ def _hold_covering_finals(
         others = sorted(found[first:], key=lambda c: c.proposal.genome.digest not in likely[task.workload.dtype])
         started.append(build_all(task, [*found[:first], *others][:count]))
     for task, building in zip(tasks, started, strict=True):
-        begins(task.workload)
+        begins(task.workload, 0.0)
         races.append(hold_race(task, building))
     for finalists, timings in races:
         timed = {t.contender: t for t in timings if t.ratio is not None}
@@ -514,6 +527,7 @@ def _confirm(
     """Gates the fastest, of the preferred if there are any, on more random cases, and runs it once more, beside a second
     copy of itself and the baselines, on other data in a fresh process, cold and hot. If it is refused, the next one runs.
 
+    Where the machine stays too busy, the winner's time is disturbed: it is right, and how fast it is, nobody knows.
     Returns the winner, and all timings with these in place of those of the first race; of that one the winner's stays, as
     `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
     """
@@ -521,7 +535,10 @@ def _confirm(
     more_cases = gate.random_cases((1 + _WINNERS_MULTIPLE) * gate.finals_cases)[gate.finals_cases :]
     by_name = {f.name: f for f in finalists if f.passed}
     own = [t for t in timings if t.contender in by_name and t.ratio is not None]
-    for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, _ratio(t))):
+    # Where the race was disturbed, the search knows better; its best come first in `finalists`.
+    place = {name: n for n, name in enumerate(by_name)}
+    rank = {t.contender: place[t.contender] if t.disturbed else _ratio(t) for t in own}
+    for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, rank[t.contender])):
         name, finalist = first.contender, by_name[first.contender]
         genome = finalist.candidate.proposal.genome
         gated = gate.measure(genome, finalist.build, time=False, cases=more_cases).result()

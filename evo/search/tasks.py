@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
+from time import monotonic, sleep
 
 from evo.evaluation import Build, Evaluation
 from evo.executors import Executor
@@ -14,11 +15,23 @@ from evo.lineage import RunSpec, Stage, gate_seeds
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
 from evo.measure.cases import random_cases
 from evo.problem.genome import Genome
-from evo.problem.kernel import Case, Kernel, Limits, load_kernel
+from evo.problem.kernel import Case, Kernel, Limits, Workload, load_kernel
 from evo.problem.space import Space
 
 RANDOM_CASES, _LEAST_CASES = 64, 4
 """Of a finalist, over all tasks of a run; of each task."""
+
+
+_PAUSE_S = 1.0
+"""Before a disturbed race is held again; then twice as long, and so on."""
+
+
+@dataclass(kw_only=True)
+class Patience:
+    """How long races of finals wait for a quiet machine, all together. tell: of a wait that begins, and what is left."""
+
+    left_s: float
+    tell: Callable[[Workload, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +46,10 @@ class TaskExecutor(TaskData):
     """Whether finalists are run under the device's memory checker."""
     race_s: float = math.inf
     """What a race takes at most."""
+    reference_us: float = math.inf
+    """See `RaceRequest`."""
+    patience: Patience | None = None
+    """With it, a race that was disturbed is held again."""
 
     @cached_property
     def problem(self) -> Kernel:
@@ -77,15 +94,23 @@ class TaskExecutor(TaskData):
     def race(
         self, contenders: Sequence[tuple[str, Genome, Build]], baselines: Sequence[str] = (), *, hot: bool = False
     ) -> RaceResult:
-        """Waits for the end of the race."""
+        """Waits for the end of the race; while there is patience, for one that nothing disturbs."""
         request = RaceRequest(
             **vars(self.data),
             contenders=tuple(contenders),
             baselines=tuple(baselines),
             hot=hot,
             limit_s=self.race_s,
+            reference_us=self.reference_us,
         )
-        return self.executor.race(request).result()
+        result, pause_s = self.executor.race(request).result(), _PAUSE_S
+        while result.timings and result.timings[0].disturbed and self.patience and self.patience.left_s > 0:
+            began = monotonic()
+            self.patience.tell(self.workload, self.patience.left_s)
+            sleep(min(pause_s, self.patience.left_s))
+            result, pause_s = self.executor.race(request).result(), 2 * pause_s
+            self.patience.left_s -= monotonic() - began
+        return result
 
 
 def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecutor]:

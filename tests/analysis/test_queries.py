@@ -10,7 +10,7 @@ import pytest
 
 from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.failures import read_failures
-from evo.analysis.runs import find_alike, find_best, find_nearly_as_fast, find_run, list_runs, read_history
+from evo.analysis.runs import compare, find_alike, find_best, find_nearly_as_fast, find_run, list_runs, read_history
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Status
 from evo.lineage import StoredRun
@@ -126,6 +126,35 @@ class TestBest:
         assert [best.order for best in find_alike(store, kernel, "cpu", "NVIDIA L4", [workload])] == [0, 1]
         monkeypatch.chdir(folder)
         assert [best.order for best in find_alike(store, kernel, "cpu", "NVIDIA L4", [workload])] == [1]
+
+    def test_figures_that_nothing_disturbed_come_before_all_others(self, store: Store) -> None:
+        """A search of a busy machine seems to have found the fastest; so does its final, and a run beside it is quiet."""
+        kernel = load_kernel("layernorm")
+        names = ("searched busy", "confirmed busy", "quiet")
+        runs = [s.new_run(store, name.replace(" ", "_")) for name in names]
+        wild = replace(s.passed(0, 0.02), timings=(replace(s.timing(s.SMALL, 0.02), clocks={"disturbed": 6.0}),))
+        ids = [record(store, run, (s.ref(n), s.passed(n, 0.9 + n / 100)))[0] for n, run in enumerate(runs)]
+        record(store, runs[0], (s.ref(7), replace(wild, build=s.build(7))))
+        spoilt = replace(s.timing(s.SMALL, 0.006), protocol="final", clocks={"disturbed": 16.0})
+        store.add_final(runs[1], 1, replace(s.final(0.5), timings=(spoilt,)), elapsed_s=9.0)
+        store.set_winner(runs[1], 0, 1)
+        assert find_run(store, "searched_busy").tasks[0].best == ids[0]
+        assert [(b.run, b.disturbed, b.speedup is None) for run in list_runs(store) for b in run.best] == [
+            ("quiet", False, False),
+            ("confirmed_busy", True, True),
+            ("searched_busy", False, False),
+        ]
+        (best,) = find_best(store)
+        assert (best.run, best.ratio) == ("searched_busy", 0.9)
+        (busy,) = find_best(store, run="confirmed_busy")
+        assert (busy.finals, busy.speedup, busy.speedup_low, busy.winner) == ("too busy to measure", None, None, True)
+        alike = find_alike(store, kernel, "cuda", "NVIDIA L4", [kernel.workload("cuda", s.SMALL.key)])
+        assert [b.run for b in alike] == ["searched_busy", "quiet", "confirmed_busy"]
+        rows = [row for row in compare(store, "confirmed_busy", "quiet").rows if row.workload == s.SMALL.key]
+        assert [(row.run, row.speedup is None, row.behind) for row in rows] == [
+            ("quiet", False, 1.0),
+            ("confirmed_busy", True, None),
+        ]
 
     def test_nearly_as_fast_is_what_has_other_code_in_the_same_task_and_took_little_longer(self, store: Store) -> None:
         run = s.new_run(store, "r")

@@ -31,10 +31,12 @@ def progress(clocks: dict[str, float]) -> Progress:
     return Progress(finished=20, elapsed_s=3.0, best={0: found}, improvements=[found])
 
 
-@pytest.mark.parametrize(("clocks", "interval"), [({}, "1.600 to 2.500"), ({"disturbed": 2.0}, "2.500, disturbed")])
 @pytest.mark.parametrize("live", [False, True])
-def test_a_better_candidate_is_shown_with_its_interval(live: bool, clocks: dict[str, float], interval: str) -> None:
-    assert interval in shown(live, progress(clocks))
+def test_a_better_candidate_is_shown_with_no_figure_that_finals_will_correct(live: bool) -> None:
+    told = shown(live, progress({}))
+    assert "about 2x" in told
+    assert "2.000" not in told
+    assert "1.600" not in told
 
 
 def test_what_a_resumed_run_had_found_before_is_told_as_that_and_only_the_best_of_it() -> None:
@@ -42,8 +44,8 @@ def test_what_a_resumed_run_had_found_before_is_told_as_that_and_only_the_best_o
     old = [replace(new, order=order, elapsed_s=elapsed_s, replayed=True) for order, elapsed_s in ((2, 0.5), (9, 1.0))]
     lines = shown(False, Progress(improvements=[*old, new])).splitlines()
     assert len(lines) == 2
-    assert "kept from before: candidate 9 is 2.000x" in lines[0]
-    assert "4096 float32: candidate 12 is 2.000x" in lines[1]
+    assert "kept from before: candidate 9 is about 2x" in lines[0]
+    assert "4096 float32: candidate 12 is about 2x" in lines[1]
 
 
 def shown(live: bool, *updates: Progress) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,11 +46,17 @@ def decide(cache: Path, problem: str, ratio: float) -> None:
             write_whole(path, json.dumps([variant, ratio, sizes]).encode())
 
 
+def seems(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *, busy: bool) -> None:
+    """What a package finds of the machine, whatever runs beside the test."""
+    monkeypatch.setattr(f"{module.__name__}.runtime.trial.watch", lambda: lambda: busy)
+    monkeypatch.setattr(f"{module.__name__}.runtime.trial._FAR", math.inf)
+
+
 def test_a_race_decides_for_all_problems_of_its_bucket_and_is_remembered(
     copy_of: Path, use: Importer, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = use(copy_of)
-    monkeypatch.setattr(f"{copy_of.name}.runtime.trial.watch", lambda: bool)  # what is disturbed is not kept
+    seems(module, monkeypatch, busy=False)
     assert FAR in way(module, 300, 100)
     module.also_serve(measure=True)
     for rows, cols in ((300, 100), (301, 101), (64, 900)):
@@ -64,13 +74,63 @@ def test_a_race_decides_for_all_problems_of_its_bucket_and_is_remembered(
         assert said in way(later, 299, 99)
 
 
-def test_what_was_measured_is_not_raced(copy_of: Path, use: Importer, cache: Path) -> None:
+def test_a_busy_machine_decides_nothing_and_is_asked_again_later_but_not_for_ever(
+    copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = use(copy_of)
+    module.also_serve(measure=True)
+    now, races = [1000.0], []
+    seems(module, monkeypatch, busy=True)
+    dispatch = f"{module.__name__}.runtime.dispatch"
+    race = module.runtime.dispatch.race
+    monkeypatch.setattr(f"{dispatch}.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(f"{dispatch}.race", lambda *args: races.append(now[0]) or race(*args))
+    for seconds in (0.0, 0.5, 0.4, 0.2, 1.0, 1.1, 3.9, 0.2, 8.1):
+        now[0] += seconds
+        assert way(module, 300, 100) == "PyTorch: this machine is too busy to race a variant with it"
+    assert [round(at - 1000.0, 1) for at in races] == [0.0, 1.1, 3.2, 7.3, 15.4]
+    for _ in range(2):
+        now[0] += 1e6
+        assert way(module, 300, 100).startswith("PyTorch: this machine is too busy to race a variant with it; also_serve(")
+    assert len(races) == 6, "the rest of the process is PyTorch's"
+    assert not list(cache.glob("race-*"))
+    seems(module, monkeypatch, busy=False)
+    module.also_serve(measure=True)
+    assert " at 300x100" in way(module, 300, 100)
+    assert len(list(cache.glob("race-*"))) == 1
+
+
+def test_real_programs_on_the_same_core_leave_a_problem_to_pytorch(copy_of: Path, use: Importer, cache: Path) -> None:
+    module = use(copy_of)
+    module.also_serve(measure=True)
+    before = os.sched_getaffinity(0)
+    core = {min(before)}
+    program = f"import os; os.sched_setaffinity(0, {core}); print(flush=True)\nwhile True: pass"
+    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)]
+    try:
+        for process in running:
+            assert process.stdout is not None
+            process.stdout.readline()
+        os.sched_setaffinity(0, core)  # of this thread, and of the race's, which it starts
+        assert way(module, 300, 100) == "PyTorch: this machine is too busy to race a variant with it"
+        assert not list(cache.glob("race-*"))
+    finally:
+        os.sched_setaffinity(0, before)
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def test_what_was_measured_is_not_raced(
+    copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     edit_manifest(copy_of, timed(FASTER, variants=(0, 1)))
     module = use(copy_of)
     module.also_serve(measure=True)
     for cols, how in ((96, EXACT), (104, CLOSE), (1024, EXACT)):
         assert how in way(module, 64, cols)
     assert not cache.exists()
+    seems(module, monkeypatch, busy=False)
     assert " at 64x100" in way(module, 64, 100)  # no whole vectors
 
 
@@ -87,16 +147,17 @@ def test_where_the_data_decide_even_what_was_measured_is_raced(
 ) -> None:
     edit_manifest(copy_of, timed({"ratio": 1.2, "ratio_low": 1.1, "ratio_high": 1.3}))
     module = use(copy_of)
+    seems(module, monkeypatch, busy=False)
     monkeypatch.setattr(module.frontend, "DATA_DECIDE", ("cols",), raising=False)
     assert "PyTorch: measured to be faster at 64x96" in way(module, 64, 96)
     module.also_serve(measure=True)
     assert " at 64x96" in way(module, 64, 96)
-    assert len(list(cache.glob("race-*"))) <= 1  # none is kept if it was disturbed
+    assert len(list(cache.glob("race-*"))) == 1
 
 
 @pytest.mark.parametrize("launched", ["use", pytest.param("natively", marks=pytest.mark.slow)])
 def test_a_race_in_the_same_bucket_takes_nothing_from_what_was_measured(
-    copy_of: Path, launched: str, cache: Path, request: pytest.FixtureRequest
+    copy_of: Path, launched: str, cache: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """88 columns are of the bucket of 96, and nearer to 84, which nobody measured."""
 
@@ -107,6 +168,7 @@ def test_a_race_in_the_same_bucket_takes_nothing_from_what_was_measured(
     edit_manifest(copy_of, change)
     module = request.getfixturevalue(launched)(copy_of)
     module.also_serve(measure=True)
+    seems(module, monkeypatch, busy=False)
     assert "64x88" in way(module, 64, 88)
     assert f"variant 0 (cpu native, float32, tuned for 64x96){EXACT}" in way(module, 64, 96)
 
@@ -123,10 +185,11 @@ def test_a_race_is_remembered_for_pytorchs_back_ends_of_then(copy_of: Path, use:
 
 
 def test_a_race_decides_for_no_other_kind_of_call(
-    exported_attention: Path, use: Importer, cache: Path, tmp_path: Path
+    exported_attention: Path, use: Importer, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A causal call, or one with a mask, differs from another in what is compiled into variants."""
     module = use(Path(shutil.copytree(exported_attention, tmp_path / "raced_attention")))
+    seems(module, monkeypatch, busy=False)
     module.also_serve(measure=True, slower=True)
     q, k, v = (torch.randn(1, 4, 200, 64) for _ in range(3))
     for options, told in (
@@ -156,8 +219,16 @@ def test_a_race_that_cannot_be_held_leaves_the_problem_to_pytorch(
 
 
 @pytest.mark.slow
-def test_the_native_launcher_follows_the_race(copy_of: Path, natively: Importer, cache: Path, launchers: Path) -> None:
+def test_the_native_launcher_follows_the_race(
+    copy_of: Path, natively: Importer, cache: Path, launchers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = natively(copy_of)
+    seems(module, monkeypatch, busy=True)
+    module.also_serve(measure=True)
+    for _ in range(2):
+        assert way(module, 300, 100) == "PyTorch: this machine is too busy to race a variant with it"
+    seems(module, monkeypatch, busy=False)
+    module.also_serve(measure=False)
     assert FAR in way(module, 300, 100)
     module.also_serve(measure=True)
     assert "300x100" in way(module, 300, 100)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from evo.analysis.runs import find_run
+from evo.analysis.finals import read_run_finals
+from evo.analysis.runs import find_best, find_run
 from evo.cli.screen import evaluation_costs
 from evo.errors import DeviceError, EvoError, StoreError, UsageError
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Evaluation, Proposal, Status
@@ -364,6 +365,66 @@ def test_a_last_race_that_dies_is_held_again_once(store: Store, dies: int) -> No
         assert finals.winner is None
         (unconfirmed,) = (f for f in finals.finalists if f.candidate == elites[0])
         assert "could not be confirmed: it died" in unconfirmed.measurement.log
+
+
+def busy_for(races: int) -> LandscapeExecutor:
+    """A machine that is busy for so many races: one of the last finalists seems to be a hundred times as fast."""
+    held = count()
+
+    def change(request: Request | RaceRequest, found: Any) -> Any:
+        if not isinstance(request, RaceRequest) or next(held) >= races:
+            return found
+        last = request.contenders[-1][0]
+        return replace(
+            found,
+            timings=tuple(
+                replace(t, clocks={"disturbed": 16.0}, ratio=t.ratio and (0.01 if t.contender == last else t.ratio))
+                for t in found.timings
+            ),
+        )
+
+    return LandscapeExecutor(3, change=change)
+
+
+@pytest.mark.parametrize(("races", "confirmed"), [(2, True), (1_000_000, False)])
+def test_finals_wait_for_a_quiet_machine_for_a_while_and_then_confirm_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, races: int, confirmed: bool
+) -> None:
+    monkeypatch.setattr("evo.search.run._LEAST_PATIENCE_S", 1.0)
+    monkeypatch.setattr("evo.search.tasks._PAUSE_S", 0.05)
+    found, _, run = search(configure(60), store, LandscapeExecutor(6))
+    executor, waits = busy_for(races), list[float]()
+    began = time.monotonic()
+    (held,) = hold_all_finals(found, run, store, executor, 4, lambda workload, waits_s: waits.append(waits_s))
+    executor.close()
+    assert time.monotonic() - began < 30
+    assert waits[0] == 0, "they begin"
+    assert len(waits) == 3 if confirmed else len(waits) > 3
+    assert all(0 < s <= 1.0 for s in waits[1:])
+    assert waits[1:] == sorted(waits[1:], reverse=True)
+    assert held.winner.candidate == found.elites(0)[0], "whom the race chose is chance"
+    assert held.winner.timing.disturbed is not confirmed
+    (best,) = find_best(store, run=run.name)
+    assert (best.winner, best.finals) == (True, "confirmed" if confirmed else "too busy to measure")
+    assert (best.speedup is None) is not confirmed
+    (finals,) = read_run_finals(store, run.name).finals
+    assert (finals.winner is not None, finals.confirmed is not None, finals.disturbed) == (True, confirmed, not confirmed)
+
+
+def test_finals_know_what_the_reference_usually_took_in_the_search(store: Store) -> None:
+    asked: list[float] = []
+
+    def change(request: Request | RaceRequest, found: Any) -> Any:
+        if isinstance(request, RaceRequest):
+            asked.append(request.reference_us)
+        return found
+
+    found, _, run = search(configure(60), store, LandscapeExecutor(6))
+    executor = LandscapeExecutor(3, change=change)
+    hold_all_finals(found, run, store, executor, 4)
+    executor.close()
+    usual = timing("", 1.0).median_us
+    assert asked == pytest.approx([usual, usual], rel=0.1)
 
 
 def disturbed(times: int, *, of: Callable[[str], bool] = lambda digest: True) -> LandscapeExecutor:
