@@ -38,6 +38,7 @@ from evo.measure.buffers import (
     ZERO,
     Layout,
     Memory,
+    Operands,
     Workspace,
     bits,
     same,
@@ -76,7 +77,7 @@ class Invocation:
         self.launches = sequence.launches
         self._kernel, self._call = kernel, call
 
-    def values(self, workload: Workload, memory: Memory) -> tuple[object, ...]:
+    def values(self, workload: Workload, memory: Operands) -> tuple[object, ...]:
         """The arguments in order: tensors, None, numbers."""
         if memory.arguments is None:
             without = dict.fromkeys(a.name for a in self._kernel.arguments if a.kind == "workspace")
@@ -157,7 +158,7 @@ class Gate:
             return self._prepared[case, repeated]
         on_cpu = self._session.device.type == "cpu"
         alone = on_cpu and self._kernel.cost(case.workload).bytes <= MOST_BYTES
-        with _threads(1 if alone else 0):
+        with threads_limited(1 if alone else 0):
             made = self._make(case, repeated=repeated, kept=False)
         # What is drawn for one candidate is called from fewer threads, too, as by a model.
         threads = 1 + made.seed % torch.get_num_threads() if on_cpu else 0
@@ -227,7 +228,7 @@ class Gate:
 
     def check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
-        with _threads(1 if prepared.alone else 0):
+        with threads_limited(1 if prepared.alone else 0):
             return self._check(call, sequence, prepared)
 
     def _check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
@@ -332,7 +333,7 @@ class Gate:
         (begin or trial.begin or partial(self._begin, trial))()
         if all(o.numel() for o in memory.outputs.values()):
             values = invocation.values(case.workload, memory)
-            with _threads(trial.threads):
+            with threads_limited(trial.threads):
                 invocation(values)
             self._session.synchronize()
 
@@ -435,7 +436,7 @@ def _flags(trial: _Trial) -> torch.Tensor:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def threads_limited(number: int) -> Iterator[None]:
     """Calls of a CPU's use so many threads; 0: as many as before."""
     before = torch.get_num_threads()
     if number:
