@@ -116,7 +116,7 @@ class Operands:
     """The tensors of a call."""
 
     inputs: Tensors
-    outputs: Mapping[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
     arguments: tuple[object, ...] | None = None
     """Of an entry point that is called on them, but for a workspace: read once, for all candidates."""
 

@@ -179,14 +179,12 @@ WRAP = 1 << 31
 """Offsets from here on do not fit 32 bits with a sign, and from twice that on no 32 bits."""
 BEYOND = 16
 """Items beyond a multiple of `WRAP` elements, in a dense far case."""
-VIEWS = 2
-"""Far cases of each stride argument that a winner meets: the first that can be made."""
 
 
 def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
-    """Cases for one candidate that has won (`evo.measure.far`): of a kernel with stride arguments its own small cases, with one
-    stride so large that the tensor spans 2 * WRAP elements. Of any other, on a GPU, the workload with so many items of the
-    outermost dimension that the largest tensor has a few more than WRAP, and than 2 * WRAP, elements."""
+    """Cases for a candidate that has won (`evo.measure.far`). Of a kernel with stride arguments they are its own small cases,
+    with one stride so large that the tensor spans 2 * WRAP elements. Of any other they are, on a GPU, the workload with so
+    many items of the first free dimension that the largest tensor has some more than WRAP, and than 2 * WRAP, elements."""
     absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
     strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
     if strides:

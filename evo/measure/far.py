@@ -1,33 +1,48 @@
 """A candidate where offsets exceed 32 bits: what `evo.measure.cases.far_cases` asks for, made and judged on the device.
 
-A view spans 2^32 elements, of which only those of a small tensor are ever touched: on a CPU the rest is address space without
-memory. A dense tensor holds zeros but for a few items at both ends and around each multiple of 2^31 elements. Their results
-are compared if the reference shows that neither the zeros nor the distance matter to them. What there is no memory for is
-left out.
+A view spans 2^32 elements, of which only those of a small tensor are ever touched: on a CPU the rest is address space
+without memory. A dense tensor holds zeros but for a few items at both ends and around each multiple of 2^31 elements. Their
+results are compared if the reference shows that neither the zeros nor the distance matter to them. What there is no memory
+for is left out.
 """
 
 from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import torch
 
-from evo.errors import LaunchError
+from evo.errors import KernelError, LaunchError
 from evo.evaluation import Check
 from evo.measure.buffers import Operands, has_room, same
 from evo.measure.cases import BEYOND, WRAP, draw_inputs
-from evo.measure.gate import Call, Invocation, allocate_outputs, case_seed, expected_outputs, stated_outputs, threads_limited
+from evo.measure.gate import (
+    Call,
+    Invocation,
+    allocate_outputs,
+    case_seed,
+    expected_outputs,
+    stated_outputs,
+    threads_limited,
+)
 from evo.problem.kernel import Case, Kernel, LaunchSequence, Tensors, Workload
+from evo.problem.space import Point
 from evo.runtime.tolerance import Expected, compare
 from evo.targets import Session
 
 _ALIGNMENT = 64
 """Elements that a far stride is a multiple of: whatever is aligned in a dense tensor is so in the view."""
+_EACH = 2
+_LIMIT_S = 8.0
+"""Cases that a slow reference leaves no time for are left out."""
 _SPARE_BYTES = 1 << 30
 """Left free on a GPU, for whoever else uses it."""
 _MAP_NORESERVE = 0x4000
@@ -44,7 +59,26 @@ class _Made:
     judged: Sequence[tuple[Expected, Callable[[], torch.Tensor]]]
 
 
-def check_far(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, session: Session, seed: int) -> Check | None:
+def far_checks(
+    kernel: Kernel, target: str, call: Call, point: Point, cases: Sequence[Case], session: Session, seed: int
+) -> Iterator[Check]:
+    """For each stride, or dimension, that is far the first _EACH of its cases that can be made; all up to the first that
+    fails. Raises LaunchError."""
+    made, ends = Counter[str](), time.monotonic() + _LIMIT_S
+    for case in cases:
+        if made[case.far] < _EACH and time.monotonic() < ends:
+            check = None
+            with suppress(KernelError):  # a function of the kernel fails at a case that its statement allows
+                sequence = kernel.sequence(target, point, case.workload, session.limits)
+                check = _check(kernel, call, sequence, case, session, seed)
+            if check is not None:
+                made[case.far] += 1
+                yield check
+                if not check.passed:
+                    return
+
+
+def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, session: Session, seed: int) -> Check | None:
     """None if there is no memory for the case, or nothing in it that is far. Raises LaunchError."""
     generator = torch.Generator(device=session.device).manual_seed(case_seed(seed, case))
     strides = {a.name: a.stride_of for a in kernel.arguments if a.stride_of is not None}
@@ -59,8 +93,8 @@ def check_far(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, 
         invocation = Invocation(kernel, call, sequence, session)
         invocation(invocation.values(case.workload, made.operands))
         session.synchronize()
-    except LaunchError as error:
-        raise LaunchError(f"case {case.name}: {error}") from error
+    except LaunchError as refused:
+        raise LaunchError(f"case {case.name}: {refused}") from refused
     error, judged, reason = None, made.judged[0][0], ""
     for judged, output in made.judged:
         error, wrong = compare(output(), judged)
@@ -105,9 +139,12 @@ def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Gen
         outputs[name] = view
     for output in outputs.values():
         output.fill_(float("nan"))
-    given = [(n, t, own.clone() if t is own else own) for n, own in content.items() if own is not None and (t := inputs[n]) is not None]
-    judged = [(e, lambda name=e.name: outputs[name]) for e in expected]
-    return _Made(operands=Operands(inputs, outputs), given=given, judged=judged)
+    kept = [(n, t, own) for n, own in content.items() if own is not None and (t := inputs[n]) is not None]
+    return _Made(
+        operands=Operands(inputs, outputs),
+        given=[(n, t, own.clone() if t is own else own) for n, t, own in kept],
+        judged=[(e, partial(outputs.__getitem__, e.name)) for e in expected],
+    )
 
 
 def _reserve(size: int, device: torch.device) -> torch.Tensor | None:
@@ -142,6 +179,9 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     def parts(name: str, whole: torch.Tensor) -> list[torch.Tensor]:
         return [whole.narrow(axes[name], first, count) for first, count in runs] if name in axes else [whole]
 
+    def looked_at(name: str) -> torch.Tensor:
+        return torch.cat(parts(name, outputs[name]), axes.get(name, 0))
+
     inputs, outputs = dict(content), allocate_outputs(kernel, case.workload, generator.device)
     for name, t in content.items():
         if t is not None and name in axes:
@@ -155,7 +195,7 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     return _Made(
         operands=Operands(inputs, outputs),
         given=[],
-        judged=[(e, lambda n=e.name: torch.cat(parts(n, outputs[n]), axes.get(n, 0))) for e in alone],
+        judged=[(e, partial(looked_at, e.name)) for e in alone],
     )
 
 
@@ -186,10 +226,11 @@ def _independent(
     if kernel.validate(twice):
         return []
     wide: dict[str, torch.Tensor | None] = {}
-    for name, t in content.items():
-        wide[name] = t.double() if t is not None and t.is_floating_point() else t
+    for name, given in content.items():
+        t = given.double() if given is not None and given.is_floating_point() else given
         if t is not None and name in axes:
-            wide[name] = torch.stack([wide[name], torch.zeros_like(wide[name])], axes[name] + 1).flatten(axes[name], axes[name] + 1)
+            t = torch.stack([t, torch.zeros_like(t)], axes[name] + 1).flatten(axes[name], axes[name] + 1)
+        wide[name] = t
     found = stated_outputs(kernel, "`reference`", kernel.reference, wide, twice)
 
     def own(name: str) -> torch.Tensor:

@@ -80,7 +80,7 @@ class Case:
     offset: int | tuple[int, ...] = 0
     """Elements by which tensors start past an aligned address; of several numbers each in turn, the last for all others."""
     far: str = ""
-    """What reaches beyond 2^31 elements (`evo.measure.far`): a stride argument, or a dimension of that size. Empty: nothing."""
+    """What reaches beyond 2^31 elements, by name (`evo.measure.far`): a stride argument or a dimension. Empty: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

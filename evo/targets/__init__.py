@@ -85,9 +85,19 @@ class Hazards(Protocol):
         """Fills shared memory, which a launch finds uncleared, with `byte`."""
         ...
 
-    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> AbstractContextManager[None]:
-        """Enqueues a kernel that lets the next programmatic launch, made within the block, start at once. The kernel
-        waits, and then copies `source` to `to`: uint8, of one size, at multiples of 16 bytes. Raises LaunchError."""
+    def end_late(
+        self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor | None]], byte: int
+    ) -> AbstractContextManager[Callable[[], bool]]:
+        """Enqueues a kernel that lets the next programmatic launch, made within the block, start at once. The kernel waits,
+        and then looks whether any of at most two pieces of memory, all of `byte` before, was written meanwhile, which the
+        function tells after the block; and copies to each what is given beside it: uint8, of one size, at multiples of 16
+        bytes. Raises LaunchError."""
+        ...
+
+    def hold(self, room: int, memory: torch.Tensor) -> AbstractContextManager[None]:
+        """Takes all multiprocessors but `room` while the launches are done that are made within the block, though not for
+        ever: each of `Launch.alone` then has so many blocks at once. Meanwhile `memory`, uint8 or empty, is read all the
+        time, as caches between the multiprocessors hold it then. Raises LaunchError."""
         ...
 
 

@@ -7,6 +7,7 @@ import gc
 import operator
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -293,7 +294,9 @@ class CudaLoaded:
         if addresses & (launch.alignment - 1):
             launch = replace(launch, smem_bytes=0, cluster=1, programmatic=False)
             function, entry = self._unaligned_function(launch.alignment), f"{entry}_unaligned"
-        elif launch.smem_bytes > self._smem_allowed or launch.cluster > self._cluster_allowed:
+        elif launch.alone or launch.smem_bytes > self._smem_allowed or launch.cluster > self._cluster_allowed:
+            if launch.alone:
+                launch = replace(launch, smem_bytes=self._limits.smem_bytes_per_block - self._smem_static_bytes)
             self._opt_in(launch)
         known, frame = self._frame
         if frame is None or known != (launch, len(words)):
@@ -403,6 +406,10 @@ _NAPS = 64
 _MOST_NAPS = 1 << 24
 """A host that has stopped does not keep the GPU waiting for ever: half a minute. What it launches then is not checked."""
 
+_MOST_HELD_S = 0.02
+
+_WARP = 32
+
 _THREADS = 256
 """Few, and without shared memory: blocks of the candidate must fit beside one of these on every multiprocessor."""
 
@@ -414,12 +421,22 @@ extern "C" __global__ void __launch_bounds__(1024) scrub(long long word, long lo
     for (long long i = threadIdx.x; i < count; i += blockDim.x) memory[i] = word;
 }
 
+// Writes down whether a piece has another word than that of before; then writes what belongs there.
+__device__ void look_and_write(longlong2* to, const longlong2* from, long long count, long long before, int* written) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+        const longlong2 found = to[i];
+        if (found.x != before || found.y != before) *written = 1;
+        if (from) to[i] = from[i];
+    }
+}
+
 // Lets the next kernel, if it is a programmatic launch, start before this one has done anything.
 // CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization". The host signals the launch of that
 // kernel; from then on naps are counted. Clock time is not: on a shared GPU it also passes while no kernel of this context
 // can start.
-extern "C" __global__ void write_late(
-    longlong2* to, const longlong2* from, long long count, const volatile int* launched, long long naps, long long most
+extern "C" __global__ void end_late(
+    longlong2* to, const longlong2* from, long long count, longlong2* to_2, const longlong2* from_2, long long count_2,
+    long long before, int* written, const volatile int* launched, long long naps, long long most
 ) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
@@ -429,8 +446,24 @@ extern "C" __global__ void write_late(
         for (long long i = 0; i < naps; ++i) __nanosleep(1000);
     }
     __syncthreads();
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
-        to[i] = from[i];
+    look_and_write(to, from, count, before, written);
+    look_and_write(to_2, from_2, count_2, before, written);
+}
+
+// Takes a multiprocessor, as it has all shared memory: no block of another kernel fits beside it. It tells the host that it
+// is there, and reads memory, past the first-level cache, until the host lets it go.
+extern "C" __global__ void __launch_bounds__(32) hold(
+    volatile int* there, const volatile int* released, const int4* memory, long long count, long long most
+) {
+    if (threadIdx.x == 0) there[blockIdx.x] = 1;
+    long long at = (blockIdx.x * 32ll + threadIdx.x) % (count ? count : 1);
+    for (long long i = 0; i < most && !*released; ++i)
+        for (int turn = 0; turn < 16 && count; ++turn) {
+            int4 found;
+            asm volatile("ld.global.cg.v4.s32 {%0, %1, %2, %3}, [%4];"
+                : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "l"(memory + at));
+            at = at + 32 < count ? at + 32 : threadIdx.x % count;
+        }
 }
 """
 
@@ -441,8 +474,11 @@ class CudaHazards:
     def __init__(self, session: CudaSession) -> None:
         self._multiprocessors = session.limits.multiprocessors
         self._smem_bytes = session.limits.smem_bytes_per_block // 8 * 8
-        self._scrub, self._write_late = (self._load(session, entry) for entry in ("scrub", "write_late"))
-        self._launched = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._scrub, self._end_late, self._hold = (self._load(session, e) for e in ("scrub", "end_late", "hold"))
+        self._signal = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._there = torch.zeros(self._multiprocessors, dtype=torch.int32, pin_memory=True)
+        self._written = torch.zeros(1, dtype=torch.int32, device=session.device)
+        self._beside = torch.cuda.Stream(session.device)
         self._session = session
 
     @staticmethod
@@ -451,20 +487,55 @@ class CudaHazards:
         return session.load(find_target("cuda").compile(source, session.info.arch, Path()), entry)
 
     def scrub(self, byte: int) -> None:
-        word = int.from_bytes(bytes([byte]) * 8, "little", signed=True)
         grid = (self._multiprocessors, 1, 1)
         launch = Launch(grid=grid, block=(1024, 1, 1), smem_bytes=self._smem_bytes)
-        self._scrub((word, self._smem_bytes // 8), launch)
+        self._scrub((_word(byte), self._smem_bytes // 8), launch)
 
     @contextmanager
-    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> Iterator[None]:
-        count = to.nbytes // 16
-        blocks = min(self._multiprocessors, -(-count // _THREADS))
-        launch = Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1))
+    def end_late(
+        self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor | None]], byte: int
+    ) -> Iterator[Callable[[], bool]]:
+        values: list[object] = []
+        for to, source in (*pieces, (None, None))[:2]:
+            values += [to, source, to.nbytes // 16 if to is not None else 0]
+        blocks = min(self._multiprocessors, max(1, -(-max(to.nbytes for to, _ in pieces) // (16 * _THREADS))))
         self._session.synchronize()  # an earlier one has seen its signal
-        self._launched.zero_()
-        self._write_late((to, source, count, self._launched.data_ptr(), _NAPS, _MOST_NAPS), launch)
+        self._signal.zero_()
+        self._written.zero_()
+        values += [_word(byte), self._written, self._signal.data_ptr(), _NAPS, _MOST_NAPS]
+        self._end_late(values, Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1)))
         try:
-            yield
+            yield lambda: bool(self._written.item())
         finally:
-            self._launched.fill_(1)
+            self._signal.fill_(1)
+
+    @contextmanager
+    def hold(self, room: int, memory: torch.Tensor) -> Iterator[None]:
+        blocks = self._multiprocessors - room
+        self._session.synchronize()
+        self._signal.zero_()
+        self._there.zero_()
+        values = (self._there.data_ptr(), self._signal.data_ptr(), memory, memory.nbytes // 16, _MOST_NAPS)
+        with self._session.blamed("holding blocks back"):
+            try:
+                with torch.cuda.stream(self._beside):
+                    self._hold(values, Launch(grid=(blocks, 1, 1), block=(_WARP, 1, 1), smem_bytes=self._smem_bytes))
+                _wait(lambda: bool(self._there[:blocks].all()))
+                yield
+                done = torch.cuda.Event()
+                done.record()
+                _wait(done.query)
+            finally:
+                self._signal.fill_(1)
+
+
+def _word(byte: int) -> int:
+    """64 bits of that byte."""
+    return int.from_bytes(bytes([byte]) * 8, "little", signed=True)
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    """Blocks that wait for those that are held back are not kept waiting for ever."""
+    ends = time.perf_counter() + _MOST_HELD_S
+    while not done() and time.perf_counter() < ends:
+        pass

@@ -1,0 +1,68 @@
+"""Order on the device: does a candidate begin before it may, and is it right whichever of its blocks is the last?
+
+Both depend on what else the device does. A candidate meets adverse neighbours (`evo.targets.Hazards`), where the device has
+them: kernels before it that end late, and kernels beside it that leave room for few of its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING
+
+from evo.measure.buffers import HUGE, Memory, same
+from evo.problem.kernel import LaunchSequence, Workload
+from evo.targets import Session
+
+if TYPE_CHECKING:
+    from evo.measure.gate import Invocation
+
+_WIDEST_READ = 16
+"""Bytes: what is handed to `Hazards.end_late` is cut at multiples of this."""
+
+
+def begins_early(session: Session, memory: Memory, invocation: Invocation, workload: Workload) -> str:
+    """Why a launch that may begin early is refused: in place of the kernel before it one runs that ends late. At its end
+    that looks at what the launch must not have written yet, which is all memory. Then it writes what the launch must not
+    have read yet: before the first launch the inputs, and zeros where the outputs are; before a later one what the launches
+    before it have written. Empty if all wait, or if the device has no such hazard. Raises LaunchError. memory: holds the
+    inputs, and does so afterwards."""
+    early = [number for number, launch in enumerate(invocation.launches) if launch.programmatic]
+    if not early or (hazards := session.hazards) is None:
+        return ""
+    values, scratch = invocation.values(workload, memory), invocation.workspace.bytes
+    invocation(values)
+    session.synchronize()
+    right = {n: o.clone() for n, o in memory.outputs.items()}
+    first_output = min(s.start for s in memory.layout.spans if s.is_output) // _WIDEST_READ * _WIDEST_READ
+    for number in early:
+        if number:
+            invocation(values, 0, number)
+            late = memory.bytes[first_output:]
+        else:
+            for output in memory.outputs.values():
+                output.zero_()
+            late = memory.bytes
+        image, of_scratch = late.clone(), scratch.clone() if number else None
+        late.fill_(HUGE)
+        scratch.fill_(HUGE)
+        with hazards.end_late(((late, image), (scratch, of_scratch)), HUGE) as written:
+            invocation(values, number)
+        session.synchronize()
+        if written():
+            return "wrote an output, workspace or an input before the kernel before it had ended, which may still read that"
+        if not all(same(memory.outputs[n], o) for n, o in right.items()):
+            what = f"read what launch {number} of a call writes" if number else "read an input or wrote an output"
+            return f"{what} before the kernel before it had ended"
+    return ""
+
+
+def rooms(sequence: LaunchSequence, multiprocessors: int, *, all_of_them: bool) -> Iterator[int]:
+    """For how many blocks at a time there is to be room on the device: so many that the last block of a launch has its turn
+    alone, when the others have ended; and, where all are asked for, for half of them, and for one. None where no launch has
+    several blocks (of those that are no clusters, whose blocks run together)."""
+    blocks = max((prod(launch.grid) for launch in sequence.launches if launch.cluster == 1), default=1)
+    most = min(blocks, multiprocessors) - 1
+    if most > 0:
+        last_alone = next(room for room in range(most, 0, -1) if (blocks - 1) % room == 0)
+        yield from dict.fromkeys((last_alone, max(1, most // 2), 1) if all_of_them else (last_alone,))
