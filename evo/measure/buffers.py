@@ -283,7 +283,9 @@ def _allocate(count: int, size: int, device: torch.device) -> torch.Tensor:
 
 def sum_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """The sum of all their bits as integers, modulo 2^64: one int64. All are on one device."""
-    words = (t.view(torch.int64) if t.dtype == torch.uint8 and t.numel() % 8 == 0 else bits(t) for t in tensors)
+    words = (
+        t.view(torch.int64) if t.ndim == 1 and t.dtype == torch.uint8 and t.numel() % 8 == 0 else bits(t) for t in tensors
+    )
     sums = [w.sum(dtype=torch.int64) for w in words]
     return torch.stack(sums).sum() if sums else torch.zeros((), dtype=torch.int64)
 

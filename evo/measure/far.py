@@ -125,12 +125,12 @@ def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Gen
     strides = list(tensor.select(axis, 0).clone().stride())  # dense but for that axis, in the same order
     strides = [stride if own else 0 for stride, own in zip(strides, tensor.select(axis, 0).stride(), strict=True)]
     strides.insert(axis, (-(-2 * WRAP // (tensor.shape[axis] - 1)) // _ALIGNMENT + 1) * _ALIGNMENT)
-    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
-    memory = _reserve((WRAP + span) * tensor.element_size(), generator.device)
+    front, span = 2 * WRAP, 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
+    memory = _reserve((front + span) * tensor.element_size(), generator.device)
     if memory is None:
         return None
     expected = expected_outputs(kernel, content, case.workload, case.data)
-    view = memory.view(tensor.dtype).as_strided(tensor.shape, strides, WRAP)
+    view = memory.view(tensor.dtype).as_strided(tensor.shape, strides, front)
     if name in inputs:
         once = tuple(slice(None if stride else 1) for stride in strides)  # of what a stride of 0 repeats
         view[once].copy_(tensor[once])

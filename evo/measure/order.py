@@ -17,6 +17,8 @@ from evo.targets import Session
 if TYPE_CHECKING:
     from evo.measure.gate import Invocation
 
+_FEW_BLOCKS = 128
+"""So many one after another take a fraction of a millisecond."""
 _WIDEST_READ = 16
 """Bytes: what is handed to `Hazards.end_late` is cut at multiples of this."""
 
@@ -58,11 +60,13 @@ def begins_early(session: Session, memory: Memory, invocation: Invocation, workl
 
 
 def rooms(sequence: LaunchSequence, multiprocessors: int, *, all_of_them: bool) -> Iterator[int]:
-    """For how many blocks at a time there is to be room on the device: so many that the last block of a launch has its turn
-    alone, when the others have ended; and, where all are asked for, for half of them, and for one. None where no launch has
-    several blocks (of those that are no clusters, whose blocks run together)."""
+    """For how many blocks at a time there is to be room on the device. For one: none has begun before the one before it has
+    ended, so that a block that takes itself for the last too early does not find what the last one leaves. For so many that
+    the last has its turn alone. And for half of them. Where not all are asked for, only the first that takes little time. None
+    where no launch has several blocks (of those that are no clusters, whose blocks run together)."""
     blocks = max((prod(launch.grid) for launch in sequence.launches if launch.cluster == 1), default=1)
     most = min(blocks, multiprocessors) - 1
     if most > 0:
         last_alone = next(room for room in range(most, 0, -1) if (blocks - 1) % room == 0)
-        yield from dict.fromkeys((last_alone, max(1, most // 2), 1) if all_of_them else (last_alone,))
+        few = 1 if blocks <= _FEW_BLOCKS else last_alone
+        yield from dict.fromkeys((few, last_alone, max(1, most // 2), 1) if all_of_them else (few,))
