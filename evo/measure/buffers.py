@@ -236,6 +236,11 @@ class Workspace:
         for t in self._zeroed:
             t.zero_()
 
+    @property
+    def left(self) -> list[torch.Tensor]:
+        """Those that no call begins with: what it reads there, its launches have written."""
+        return [t for t in self.tensors.values() if t.numel() and all(t is not z for z in self._zeroed)]
+
     def changes(self) -> list[torch.Tensor]:
         """For each guard, whether it is not as it was filled: 0 or 1 in float64, on the device."""
         return [(self.bytes[g.start : g.end] != self._byte).any().double() for g in self._guards]

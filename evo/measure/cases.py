@@ -182,7 +182,7 @@ BEYOND = 16
 
 
 def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
-    """Cases for a candidate that has won (`evo.measure.far`). Of a kernel with stride arguments they are its own small cases,
+    """Cases for a candidate that has won (`evo.measure.far`). Of a kernel with stride arguments they are its own small ones,
     with one stride so large that the tensor spans 2 * WRAP elements. Of any other they are, on a GPU, the workload with so
     many items of the first free dimension that the largest tensor has some more than WRAP, and than 2 * WRAP, elements."""
     absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}

@@ -35,6 +35,7 @@ from evo.measure.gate import (
 )
 from evo.problem.kernel import Case, Kernel, LaunchSequence, Tensors, Workload
 from evo.problem.space import Point
+from evo.runtime.package import launchable
 from evo.runtime.tolerance import Expected, compare
 from evo.targets import Session
 
@@ -87,7 +88,7 @@ def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, ses
             made = _view(kernel, case, *strides[case.far], generator)
         else:
             made = _dense(kernel, case, sequence, generator)
-    if made is None:
+    if made is None or not all(launchable(launch.grid) for launch in sequence.launches):
         return None
     try:
         invocation = Invocation(kernel, call, sequence, session)

@@ -52,6 +52,7 @@ from evo.measure.order import begins_early, rooms
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
 from evo.problem.space import Point
 from evo.problem.stated import call_stated, mistake, wrong_outputs
+from evo.runtime.package import launchable
 from evo.runtime.tolerance import FINDINGS, Expected, compare, expected, findings, input_roundings, verdict
 from evo.targets import Hazards, Session
 
@@ -86,11 +87,12 @@ class Invocation:
         self._kernel, self._call = kernel, call
         self._neighbours: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def held(self, hazards: Hazards, room: int) -> Invocation:
-        """The same call, where there is room for so many blocks of a launch at a time."""
+    def held(self, hazards: Hazards, room: int, *, spoiled: bool = False) -> Invocation:
+        """The same call, where there is room for so many blocks of a launch at a time. spoiled: and where what a block
+        leaves in workspace does not last until the next one begins."""
         found = copy(self)
         found.launches = tuple(replace(launch, alone=True) if launch.cluster == 1 else launch for launch in self.launches)
-        found._neighbours = partial(hazards.hold, room, self.workspace.bytes)
+        found._neighbours = partial(hazards.hold, room, self.workspace.bytes, self.workspace.left if spoiled else ())
         return found
 
     def values(self, workload: Workload, memory: Operands) -> tuple[object, ...]:
@@ -102,6 +104,11 @@ class Invocation:
             return memory.arguments
         named = zip(self._kernel.arguments, memory.arguments, strict=True)
         return tuple(t if (t := own.get(a.name)) is not None and t.numel() else value for a, value in named)
+
+    @property
+    def fenced(self) -> bool:
+        """See `evo.targets.Loaded`."""
+        return bool(getattr(self._call, "fenced", True))
 
     def __call__(self, values: Sequence[object], first: int = 0, last: int | None = None) -> None:
         """Makes its launches, or some of them. Raises LaunchError."""
@@ -294,6 +301,8 @@ class Gate:
         for prepared in chain(own, drawn):
             try:
                 sequence = self._sequence(point, prepared.case.workload)
+                if checks and not all(launchable(launch.grid) for launch in sequence.launches):
+                    continue  # a size that launchers leave to PyTorch
                 checks.append(self.check(call, sequence, prepared, thorough=thorough))
             except LaunchError as error:
                 raise LaunchError(f"case {prepared.case.name}: {error}") from error
@@ -395,11 +404,17 @@ class Gate:
         taken to leave results for each other, but in a thorough check any."""
         if self._hazards is None or not (thorough or invocation.workspace.tensors):
             return ""
-        sequence = LaunchSequence(launches=invocation.launches)
-        for room in rooms(sequence, self._session.limits.multiprocessors, all_of_them=thorough):
-            _, _, reason = self._try(invocation.held(self._hazards, room), prepared.case, prepared.trials[0])
+        case, trial = prepared.case, prepared.trials[0]
+        found = rooms(invocation.launches, self._session.limits.multiprocessors, all_of_them=thorough)
+        for room in found:
+            _, _, reason = self._try(invocation.held(self._hazards, room), case, trial)
             if reason:
                 return f"{reason} (launch {len(prepared.trials) + 1}, with room for {room} of its blocks at a time)"
+        # Of several launches the later ones read what earlier ones have left, which needs no fence.
+        unfenced = thorough and len(invocation.launches) == 1 and not invocation.fenced
+        if unfenced and found and invocation.workspace.left:
+            if self._try(invocation.held(self._hazards, 1, spoiled=True), case, trial)[2] and self._hazards.held:
+                return "blocks read in workspace what others have written, without a fence (__threadfence) between the two"
         return ""
 
     def _cause(self, invocation: Invocation, case: Case, trial: _Trial) -> str:

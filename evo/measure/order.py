@@ -6,12 +6,12 @@ them: kernels before it that end late, and kernels beside it that leave room for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
 from evo.measure.buffers import HUGE, Memory, same
-from evo.problem.kernel import LaunchSequence, Workload
+from evo.problem.kernel import Launch, Workload
 from evo.targets import Session
 
 if TYPE_CHECKING:
@@ -59,14 +59,15 @@ def begins_early(session: Session, memory: Memory, invocation: Invocation, workl
     return ""
 
 
-def rooms(sequence: LaunchSequence, multiprocessors: int, *, all_of_them: bool) -> Iterator[int]:
-    """For how many blocks at a time there is to be room on the device. For one: none has begun before the one before it has
+def rooms(launches: Sequence[Launch], multiprocessors: int, *, all_of_them: bool) -> list[int]:
+    """For how many blocks at a time there is to be room on the device. For one: none begins before the one before it has
     ended, so that a block that takes itself for the last too early does not find what the last one leaves. For so many that
-    the last has its turn alone. And for half of them. Where not all are asked for, only the first that takes little time. None
-    where no launch has several blocks (of those that are no clusters, whose blocks run together)."""
-    blocks = max((prod(launch.grid) for launch in sequence.launches if launch.cluster == 1), default=1)
+    the last has its turn alone. And for half of them. Where not all are asked for, only the first that takes little time.
+    None where no launch has several blocks, or where some are clusters, whose blocks run together."""
+    blocks = max(prod(launch.grid) for launch in launches)
     most = min(blocks, multiprocessors) - 1
-    if most > 0:
-        last_alone = next(room for room in range(most, 0, -1) if (blocks - 1) % room == 0)
-        few = 1 if blocks <= _FEW_BLOCKS else last_alone
-        yield from dict.fromkeys((few, last_alone, max(1, most // 2), 1) if all_of_them else (few,))
+    if most < 1 or any(launch.cluster > 1 for launch in launches):
+        return []
+    last_alone = next(room for room in range(most, 0, -1) if (blocks - 1) % room == 0)
+    few = 1 if blocks <= _FEW_BLOCKS else last_alone
+    return list(dict.fromkeys((few, last_alone, max(1, most // 2), 1) if all_of_them else (few,)))

@@ -25,6 +25,7 @@ from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.runtime.cuda import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, current_stream, load_driver
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, find_target
+from evo.targets._machine_code import has_fence
 from evo.targets.cuda import driver, driver_version, error_text, expect, nvrtc_version, pci_bus, ptx_advice
 
 _QUEUE_EVICTIONS = 3
@@ -93,7 +94,7 @@ class CudaSession:
             advice = "" if is_cubin else ptx_advice(nvrtc_version(), driver_version())
             raise LaunchError(f"{entry!r} does not load: {error_text(self._driver, error)}{advice and f'; {advice}'}")
         try:
-            return CudaLoaded(module, entry, self.limits)
+            return CudaLoaded(module, entry, self.limits, binary.code)
         except LaunchError:
             self._driver.cuModuleUnload(module)
             raise
@@ -267,9 +268,9 @@ class CudaLoaded:
     """A loaded entry point: packs arguments and launches on PyTorch's current stream. A launch that names another one of the
     same source is passed on to that."""
 
-    def __init__(self, module: Any, entry: str, limits: Limits) -> None:
+    def __init__(self, module: Any, entry: str, limits: Limits, code: bytes) -> None:
         self._driver = driver()
-        self._module, self._entry, self._limits = module, entry, limits
+        self._module, self._entry, self._limits, self._code = module, entry, limits, code
         self._function = expect(self._driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry!r}")
         self._unaligned: Any = None
         self._others: dict[str, CudaLoaded] = {}
@@ -286,7 +287,7 @@ class CudaLoaded:
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         if launch.entry not in ("", self._entry):
             if launch.entry not in self._others:
-                self._others[launch.entry] = CudaLoaded(self._module, launch.entry, self._limits)
+                self._others[launch.entry] = CudaLoaded(self._module, launch.entry, self._limits, self._code)
             self._others[launch.entry](values, launch)
             return
         form, words, addresses = self._read(values)
@@ -311,6 +312,10 @@ class CudaLoaded:
                 f"{launch.smem_bytes} bytes of shared memory, cluster {launch.cluster}"
                 f"{', programmatic' if launch.programmatic else ''}: {why}"
             )
+
+    @property
+    def fenced(self) -> bool:
+        return has_fence(self._code)
 
     def _unaligned_function(self, alignment: int) -> Any:
         if self._unaligned is None:
@@ -408,6 +413,9 @@ _MOST_NAPS = 1 << 24
 
 _MOST_HELD_S = 0.02
 
+_SPOILINGS = 24
+"""Launches take the host a few microseconds each, as do small blocks: some fall between two of them."""
+
 _WARP = 32
 
 _THREADS = 256
@@ -451,10 +459,11 @@ extern "C" __global__ void end_late(
 }
 
 // Takes a multiprocessor, as it has all shared memory: no block of another kernel fits beside it. It tells the host that it
-// is there, and reads memory, past the first-level cache, until the host lets it go.
+// is there, and reads memory, past the first-level cache, until the host lets it go: some blocks before the others.
 extern "C" __global__ void __launch_bounds__(32) hold(
-    volatile int* there, const volatile int* released, const int4* memory, long long count, long long most
+    volatile int* there, const volatile int* signals, long long first, const int4* memory, long long count, long long most
 ) {
+    const volatile int* const released = signals + (blockIdx.x < first ? 1 : 0);
     if (threadIdx.x == 0) there[blockIdx.x] = 1;
     long long at = (blockIdx.x * 32ll + threadIdx.x) % (count ? count : 1);
     for (long long i = 0; i < most && !*released; ++i)
@@ -465,6 +474,11 @@ extern "C" __global__ void __launch_bounds__(32) hold(
             at = at + 32 < count ? at + 32 : threadIdx.x % count;
         }
 }
+
+// Of a high priority, and takes a multiprocessor, too: it runs where a block of another kernel has ended, before the next.
+extern "C" __global__ void __launch_bounds__(1024) spoil(int* memory, int word, long long count) {
+    for (long long i = threadIdx.x; i < count; i += blockDim.x) memory[i] = word;
+}
 """
 
 
@@ -474,12 +488,13 @@ class CudaHazards:
     def __init__(self, session: CudaSession) -> None:
         self._multiprocessors = session.limits.multiprocessors
         self._smem_bytes = session.limits.smem_bytes_per_block // 8 * 8
-        self._scrub, self._end_late, self._hold = (self._load(session, e) for e in ("scrub", "end_late", "hold"))
-        self._signal = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        entries = ("scrub", "end_late", "hold", "spoil")
+        self._scrub, self._end_late, self._hold, self._spoil = (self._load(session, entry) for entry in entries)
+        self._signal = torch.zeros(2, dtype=torch.int32, pin_memory=True)
         self._there = torch.zeros(self._multiprocessors, dtype=torch.int32, pin_memory=True)
         self._written = torch.zeros(1, dtype=torch.int32, device=session.device)
-        self._beside = torch.cuda.Stream(session.device)
-        self._session = session
+        self._beside, self._urgent = torch.cuda.Stream(session.device), torch.cuda.Stream(session.device, priority=-1)
+        self._session, self.held = session, False
 
     @staticmethod
     def _load(session: CudaSession, entry: str) -> CudaLoaded:
@@ -487,9 +502,7 @@ class CudaHazards:
         return session.load(find_target("cuda").compile(source, session.info.arch, Path()), entry)
 
     def scrub(self, byte: int) -> None:
-        grid = (self._multiprocessors, 1, 1)
-        launch = Launch(grid=grid, block=(1024, 1, 1), smem_bytes=self._smem_bytes)
-        self._scrub((_word(byte), self._smem_bytes // 8), launch)
+        self._scrub((_word(byte), self._smem_bytes // 8), self._whole(self._multiprocessors, 1024))
 
     @contextmanager
     def end_late(
@@ -510,23 +523,31 @@ class CudaHazards:
             self._signal.fill_(1)
 
     @contextmanager
-    def hold(self, room: int, memory: torch.Tensor) -> Iterator[None]:
-        blocks = self._multiprocessors - room
+    def hold(self, room: int, memory: torch.Tensor, spoiled: Sequence[torch.Tensor] = ()) -> Iterator[None]:
         self._session.synchronize()
         self._signal.zero_()
         self._there.zero_()
-        values = (self._there.data_ptr(), self._signal.data_ptr(), memory, memory.nbytes // 16, _MOST_NAPS)
         with self._session.blamed("holding blocks back"):
             try:
                 with torch.cuda.stream(self._beside):
-                    self._hold(values, Launch(grid=(blocks, 1, 1), block=(_WARP, 1, 1), smem_bytes=self._smem_bytes))
-                _wait(lambda: bool(self._there[:blocks].all()))
+                    there, signals = self._there.data_ptr(), self._signal.data_ptr()
+                    values = (there, signals, room, memory, memory.nbytes // 16, _MOST_NAPS)
+                    self._hold(values, self._whole(self._multiprocessors, _WARP))
+                _wait(lambda: bool(self._there.all()))
                 yield
                 done = torch.cuda.Event()
                 done.record()
-                _wait(done.query)
+                self._signal[1] = 1
+                with torch.cuda.stream(self._urgent):
+                    for t in (*spoiled,) * _SPOILINGS:
+                        self._spoil((t, np.int32(-1), t.nbytes // 4), self._whole(1, 1024))
+                self.held = _wait(done.query)
             finally:
                 self._signal.fill_(1)
+
+    def _whole(self, blocks: int, threads: int) -> Launch:
+        """Blocks that have a multiprocessor each."""
+        return Launch(grid=(blocks, 1, 1), block=(threads, 1, 1), smem_bytes=self._smem_bytes)
 
 
 def _word(byte: int) -> int:
@@ -534,8 +555,9 @@ def _word(byte: int) -> int:
     return int.from_bytes(bytes([byte]) * 8, "little", signed=True)
 
 
-def _wait(done: Callable[[], bool]) -> None:
-    """Blocks that wait for those that are held back are not kept waiting for ever."""
+def _wait(done: Callable[[], bool]) -> bool:
+    """Whether it was done in time: blocks that wait for those that are held back are not kept waiting for ever."""
     ends = time.perf_counter() + _MOST_HELD_S
-    while not done() and time.perf_counter() < ends:
+    while not (found := done()) and time.perf_counter() < ends:
         pass
+    return found

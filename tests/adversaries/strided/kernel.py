@@ -1,4 +1,4 @@
-"""y[b, h, r, c] = x[b, h, r, c] where the mask is not 0, else 0, by strides: right, or wrong in the way that a parameter says."""
+"""A masked copy by strides: y[b, h, r, c] is x[b, h, r, c] where the mask is not 0, else 0; or wrong as a parameter says."""
 
 from __future__ import annotations
 
