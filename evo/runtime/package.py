@@ -142,8 +142,9 @@ class LaunchPlan:
 
     One block (of `threads`) a tile, where the tiles cut the named dimensions; `blocks_per_tile` of them if several
     share one. The grid is a line of all tiles or, with `axes`, has an axis for each of at most three cut dimensions, the
-    first of which varies fastest. Sizes that need more blocks than CUDA allows are left to PyTorch (`launchable`). A persistent grid has at most `blocks`
-    blocks, or `blocks_per_multiprocessor` for each SM. A cluster is `cluster` blocks where others have one.
+    first of which varies fastest. Sizes that need more blocks than CUDA allows are left to PyTorch (`launchable`). A
+    persistent grid has at most `blocks` blocks, or `blocks_per_multiprocessor` for each SM. A cluster is `cluster` blocks
+    where others have one.
 
     alignment: bytes, a power of two, that every address passed must be a multiple of. Where one is not, the entry point
     NAME_unaligned of the same source is launched instead: same grid and block, no dynamic shared memory, no cluster.

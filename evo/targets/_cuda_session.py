@@ -414,7 +414,7 @@ _MOST_NAPS = 1 << 24
 _MOST_HELD_S = 0.02
 
 _SPOILINGS = 24
-"""Launches take the host a few microseconds each, as do small blocks: some fall between two of them."""
+"""All wait for the device before the candidate begins: between two of them a block gets its turn."""
 
 _WARP = 32
 
@@ -534,13 +534,17 @@ class CudaHazards:
                     values = (there, signals, room, memory, memory.nbytes // 16, _MOST_NAPS)
                     self._hold(values, self._whole(self._multiprocessors, _WARP))
                 _wait(lambda: bool(self._there.all()))
+                begin, done = torch.cuda.Event(), torch.cuda.Event()
+                if spoiled:  # nothing is written yet: what is behind it, in either stream, gets the multiprocessor in turn
+                    self._spoil((None, np.int32(-1), 0), self._whole(1, _WARP))
+                begin.record()
                 yield
-                done = torch.cuda.Event()
                 done.record()
-                self._signal[1] = 1
+                self._urgent.wait_event(begin)
                 with torch.cuda.stream(self._urgent):
                     for t in (*spoiled,) * _SPOILINGS:
                         self._spoil((t, np.int32(-1), t.nbytes // 4), self._whole(1, 1024))
+                self._signal[1] = 1
                 self.held = _wait(done.query)
             finally:
                 self._signal.fill_(1)

@@ -44,8 +44,8 @@ class Cheat:
 
     stage: where it must be refused: build, load, launch, gate (a case of the kernel's own), drawn (one of those, or a random
     one), timed, chance (a random case or the timing), neighbour, far (a case that only a winner meets, or a fault there).
-    reason: part of the recorded reason. case: part of the case's name, if only one kind of case can show it. capability: the least compute capability, times
-    ten, that has such a thing.
+    reason: part of the recorded reason. case: part of the case's name, if only one kind of case can show it. capability: the
+    least compute capability, times ten, that has such a thing.
     """
 
     name: str
