@@ -411,9 +411,10 @@ class Gate:
             if reason:
                 return f"{reason} (launch {len(prepared.trials) + 1}, with room for {room} of its blocks at a time)"
         # Of several launches the later ones read what earlier ones have left, which needs no fence.
-        unfenced = thorough and len(invocation.launches) == 1 and not invocation.fenced
-        if unfenced and found and invocation.workspace.left:
-            if self._try(invocation.held(self._hazards, 1, spoiled=True), case, trial)[2] and self._hazards.held:
+        alone = thorough and found and len(invocation.launches) == 1 and invocation.workspace.left
+        if alone and not invocation.fenced:
+            *_, reason = self._try(invocation.held(self._hazards, 1, spoiled=True), case, trial)
+            if reason and self._hazards.held:
                 return "blocks read in workspace what others have written, without a fence (__threadfence) between the two"
         return ""
 
