@@ -111,17 +111,25 @@ class Layout:
         yield _Piece(start=at, end=self.size, is_guard=True, tensor=before)
 
 
-class Memory:
+@dataclass
+class Operands:
+    """The tensors of a call."""
+
+    inputs: Tensors
+    outputs: dict[str, torch.Tensor]
+    arguments: tuple[object, ...] | None = None
+    """Of an entry point that is called on them, but for a workspace: read once, for all candidates."""
+
+
+class Memory(Operands):
     """One set of tensors, in `storage` (uint8, of the layout's size) or in memory of its own."""
 
     def __init__(self, layout: Layout, device: torch.device, storage: torch.Tensor | None = None) -> None:
         self.layout = layout
         self.bytes = _allocate(1, layout.size, device)[0] if storage is None else storage
         views = {(s.is_output, s.name): s.view(self.bytes) for s in layout.spans}
-        self.inputs: Tensors = {n: t for (out, n), t in views.items() if not out} | dict.fromkeys(layout.absent)
-        self.outputs = {n: t for (out, n), t in views.items() if out}
-        self.arguments: tuple[object, ...] | None = None
-        """Of an entry point that is called on it, but for a workspace: read once, for all candidates."""
+        inputs = {n: t for (out, n), t in views.items() if not out} | dict.fromkeys(layout.absent)
+        super().__init__(inputs, {n: t for (out, n), t in views.items() if out})
         self._fixed = [words_of(self.bytes, start, end) for start, end in layout.fixed]
 
     def fill(self, inputs: Tensors, guard: int) -> None:
@@ -227,6 +235,11 @@ class Workspace:
         """What a call begins with."""
         for t in self._zeroed:
             t.zero_()
+
+    @property
+    def left(self) -> list[torch.Tensor]:
+        """Those that no call begins with: what it reads there, its launches have written."""
+        return [t for t in self.tensors.values() if t.numel() and all(t is not z for z in self._zeroed)]
 
     def changes(self) -> list[torch.Tensor]:
         """For each guard, whether it is not as it was filled: 0 or 1 in float64, on the device."""

@@ -135,7 +135,8 @@ def simpler(kernel: Kernel, target: str, case: Case) -> Iterator[Case]:
 def case_text(case: Case) -> str:
     """As `parse_case` reads it back."""
     offset = case.offset if isinstance(case.offset, int) else ".".join(map(str, case.offset))
-    return f"{case.workload.key},data={case.data}" + (f",offset={offset}" if offset else "")
+    further = (f",offset={offset}" if offset else "") + (f",far={case.far}" if case.far else "")
+    return f"{case.workload.key},data={case.data}{further}"
 
 
 def is_case_text(name: str) -> bool:
@@ -146,16 +147,20 @@ def is_case_text(name: str) -> bool:
 def parse_case(kernel: Kernel, target: str, text: str) -> Case:
     """Raises UsageError or UnknownNameError."""
     parts = [part.strip() for part in text.split(",")]
-    own = dict(part.split("=", 1) for part in parts if part.startswith(("data=", "offset=")))
-    workload = kernel.workload(target, ",".join(p for p in parts if not p.startswith(("data=", "offset="))))
+    names = ("data=", "offset=", "far=")
+    own = dict(part.split("=", 1) for part in parts if part.startswith(names))
+    workload = kernel.workload(target, ",".join(p for p in parts if not p.startswith(names)))
     data, offsets = own.get("data", kernel.data[0]), own.get("offset", "0").split(".")
     for name in data.split(_AND):
         if name not in kernel.data:
             raise UnknownNameError(f"distribution of kernel {kernel.name}", name, kernel.data)
     if not all(o.isascii() and o.isdecimal() for o in offsets):
         raise UsageError(f"case {text!r}: offset {own['offset']!r} is neither a number of elements nor several as 0.3.1")
-    offset = tuple(map(int, offsets)) if len(offsets) > 1 else int(offsets[0])
-    return _named(Case("", workload, data, offset))
+    offset, far = tuple(map(int, offsets)) if len(offsets) > 1 else int(offsets[0]), own.get("far", "")
+    can_be_far = [a.name for a in kernel.arguments if a.stride_of is not None] or [d.name for d in kernel.dimensions]
+    if far and far not in can_be_far:
+        raise UnknownNameError(f"what kernel {kernel.name} can have far apart", far, can_be_far)
+    return _named(Case("", workload, data, offset, far))
 
 
 def _named(case: Case) -> Case:
@@ -168,3 +173,33 @@ def _free(kernel: Kernel, target: str) -> list[Dimension]:
 
 def _with(workload: Workload, dims: Mapping[str, int]) -> Workload:
     return replace(workload, dims=tuple(dims.items()))
+
+
+WRAP = 1 << 31
+"""Offsets from here on do not fit 32 bits with a sign, and from twice that on no 32 bits."""
+BEYOND = 16
+"""Items beyond a multiple of `WRAP` elements, in a dense far case."""
+
+
+def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
+    """Cases for a candidate that has won (`evo.measure.far`). Of a kernel with stride arguments they are its own small ones,
+    with one stride so large that the tensor spans 2 * WRAP elements. Of any other they are, on a GPU, the workload with so
+    many items of the first free dimension that the largest tensor has some more than WRAP, and than 2 * WRAP, elements."""
+    absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
+    strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
+    if strides:
+        names = [d.name for d in _free(kernel, target)]
+        own = [c for c in kernel.cases(target, workload) if not c.offset and all(c.workload.dim(n) > 1 for n in names)]
+        own = sorted(own, key=lambda c: kernel.cost(c.workload).bytes)[: -(-len(own) // 2)]
+        turns = ((name, own[turn % len(own) :] + own[: turn % len(own)]) for turn, name in enumerate(strides) if own)
+        return tuple(_named(replace(case, far=name)) for name, cases in turns for case in cases)
+    if target != "cuda" or not _free(kernel, target):
+        return ()
+    free, sizes, found = _free(kernel, target)[0], dict(workload.dims), list[Case]()
+    shapes = [a.shape for a in kernel.arguments if free.name in a.shape and a.name not in absent]
+    item = max((math.prod(sizes[n] for n in shape if n != free.name) for shape in shapes), default=0)
+    for elements in (WRAP, 2 * WRAP) if item else ():
+        large = _with(workload, {**sizes, free.name: -(-elements // item) + BEYOND})
+        if large.dim(free.name) <= free.high and not kernel.validate(large):
+            found.append(_named(Case("", large, kernel.data[0], far=free.name)))
+    return tuple(found)

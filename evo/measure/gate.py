@@ -8,18 +8,21 @@ its result is compared with a float64 reference. Inputs and guards must be as be
   the right result of other data in place of poison. Results on equal data must be equal bit for bit. This refuses results
   that depend on the number of launches, on addresses, on what the outputs held, or on the order of threads; also sums in no
   fixed order, as with atomics, where every result is within the tolerance: what does not repeat cannot be debugged.
-- Where the session can do more (`evo.targets.Hazards`): shared memory holds NaN before every launch, and a candidate
-  that may start early runs behind a kernel that writes its inputs late.
+- Where the session can do more (`evo.targets.Hazards`): shared memory holds NaN before every launch, a candidate that may
+  start early runs behind a kernel that ends late, and one that passes results between blocks where few of them have room.
 
 A verdict follows from the kernel, the genome, the seed and the cases that were drawn: the same launches on the same data
 repeat it.
 """
 
+from __future__ import annotations
+
 import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, cycle
@@ -38,15 +41,18 @@ from evo.measure.buffers import (
     ZERO,
     Layout,
     Memory,
+    Operands,
     Workspace,
     bits,
     same,
     sum_of,
 )
 from evo.measure.cases import MOST_BYTES, draw_inputs, simpler
+from evo.measure.order import begins_early, rooms
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
 from evo.problem.space import Point
 from evo.problem.stated import call_stated, mistake, wrong_outputs
+from evo.runtime.package import launchable
 from evo.runtime.tolerance import (
     FINDINGS,
     Expected,
@@ -57,7 +63,7 @@ from evo.runtime.tolerance import (
     input_roundings,
     verdict,
 )
-from evo.targets import Session
+from evo.targets import Hazards, Session
 
 _FEW_ELEMENTS, _DRAWS = 1 << 14, 8
 """In so few elements of the outputs the largest change is luck, too: the largest of so many draws is taken."""
@@ -69,8 +75,12 @@ _NUMBER = re.compile(r"[-\d.]+(e[-+]?\d+)?|\b(inf|nan)\b")
 _SMALLER_CASES = 100
 _SMALLER_S = 0.25
 """That are tried of one that fails, and how long: a search has many that are wrong, and a gate is to end in a second."""
+_REPEATS = 4
+"""Launches of one trial that show whether its result is the same each time."""
 _ODD_VALUE = 12288.0
 """Exact in every dtype, and written by no kernel."""
+
+_CHANCE = "another result when launched again"
 
 Call = Callable[[Sequence[object], Launch], None]
 """One launch of an entry point: `evo.targets.Loaded`, without its end."""
@@ -84,8 +94,17 @@ class Invocation:
         self.workspace = Workspace(kernel, sequence.workspace, session.device)
         self.launches = sequence.launches
         self._kernel, self._call = kernel, call
+        self._neighbours: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def values(self, workload: Workload, memory: Memory) -> tuple[object, ...]:
+    def held(self, hazards: Hazards, room: int, *, spoiled: bool = False) -> Invocation:
+        """The same call, where there is room for so many blocks of a launch at a time. spoiled: and where what a block
+        leaves in workspace does not last until the next one begins."""
+        found = copy(self)
+        found.launches = tuple(replace(launch, alone=True) if launch.cluster == 1 else launch for launch in self.launches)
+        found._neighbours = partial(hazards.hold, room, self.workspace.bytes, self.workspace.left if spoiled else ())
+        return found
+
+    def values(self, workload: Workload, memory: Operands) -> tuple[object, ...]:
         """The arguments in order: tensors, None, numbers."""
         if memory.arguments is None:
             without = dict.fromkeys(a.name for a in self._kernel.arguments if a.kind == "workspace")
@@ -95,12 +114,18 @@ class Invocation:
         named = zip(self._kernel.arguments, memory.arguments, strict=True)
         return tuple(t if (t := own.get(a.name)) is not None and t.numel() else value for a, value in named)
 
+    @property
+    def fenced(self) -> bool:
+        """See `evo.targets.Loaded`."""
+        return bool(getattr(self._call, "fenced", True))
+
     def __call__(self, values: Sequence[object], first: int = 0, last: int | None = None) -> None:
         """Makes its launches, or some of them. Raises LaunchError."""
         if not first:
             self.workspace.zero()
-        for launch in self.launches[first:last]:
-            self._call(values, launch)
+        with self._neighbours():
+            for launch in self.launches[first:last]:
+                self._call(values, launch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +191,7 @@ class Gate:
             return self._prepared[case, repeated]
         on_cpu = self._session.device.type == "cpu"
         alone = on_cpu and self._kernel.cost(case.workload).bytes <= MOST_BYTES
-        with _threads(1 if alone else 0):
+        with threads_limited(1 if alone else 0):
             made = self._make(case, repeated=repeated, kept=False)
         # What is drawn for one candidate is called from fewer threads, too, as by a model.
         threads = 1 + made.seed % torch.get_num_threads() if on_cpu else 0
@@ -237,12 +262,12 @@ class Gate:
         self._sum_now = None
         self._sum = (self._sum + int(sum_of(new))) % (1 << 64)
 
-    def check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
+    def check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase, *, thorough: bool = False) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
-        with _threads(1 if prepared.alone else 0):
-            return self._check(call, sequence, prepared)
+        with threads_limited(1 if prepared.alone else 0):
+            return self._check(call, sequence, prepared, thorough)
 
-    def _check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
+    def _check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase, thorough: bool) -> Check:
         invocation = Invocation(self._kernel, call, sequence, self._session)
         first = prepared.trials[-1].first or {}
         for number, trial in enumerate(prepared.trials, 1):
@@ -258,8 +283,8 @@ class Gate:
             if number == 1:
                 for name, output in first.items():
                     output.copy_(trial.memory.outputs[name])
-        if not reason and len(prepared.trials) > 1:
-            reason = self._try_late(invocation, prepared)
+        if not reason and len(prepared.trials) > 1 and all(o.numel() for o in prepared.trials[0].memory.outputs.values()):
+            reason = self._try_late(invocation, prepared) or self._try_held(invocation, prepared, thorough)
         return Check(
             case=prepared.case.name,
             passed=not reason,
@@ -269,17 +294,26 @@ class Gate:
         )
 
     def run(
-        self, call: Call, point: Point, cases: Iterable[Case], drawn: Iterable[PreparedCase] = ()
+        self,
+        call: Call,
+        point: Point,
+        cases: Iterable[Case],
+        drawn: Iterable[PreparedCase] = (),
+        *,
+        thorough: bool = False,
     ) -> tuple[Check, ...]:
         """Checks in order, on the kernel's own cases and then on those drawn for this candidate, up to the first that fails,
         which is among them; then, where there is one, the check of a smaller case that fails as well. Raises LaunchError.
 
-        point: of the search space, whose code `call` is."""
+        point: of the search space, whose code `call` is. thorough: hold back blocks of any candidate, in several ways."""
         checks: list[Check] = []
         own = (self.prepare(case, repeated=not number) for number, case in enumerate(cases))
         for prepared in chain(own, drawn):
             try:
-                checks.append(self.check(call, self._sequence(point, prepared.case.workload), prepared))
+                sequence = self._sequence(point, prepared.case.workload)
+                if checks and not all(launchable(launch.grid) for launch in sequence.launches):
+                    continue  # a size that launchers leave to PyTorch
+                checks.append(self.check(call, sequence, prepared, thorough=thorough))
             except LaunchError as error:
                 raise LaunchError(f"case {prepared.case.name}: {error}") from error
             if not checks[-1].passed:
@@ -342,7 +376,7 @@ class Gate:
         (begin or trial.begin or partial(self._begin, trial))()
         if all(o.numel() for o in memory.outputs.values()):
             values = invocation.values(case.workload, memory)
-            with _threads(trial.threads):
+            with threads_limited(trial.threads):
                 invocation(values)
             self._session.synchronize()
 
@@ -374,11 +408,27 @@ class Gate:
     def _try_late(self, invocation: Invocation, prepared: PreparedCase) -> str:
         """The first case once more, behind a kernel that writes its inputs late."""
         trial = prepared.trials[0]
-        memory = trial.memory
-        if not all(o.numel() for o in memory.outputs.values()):
+        trial.memory.bytes.copy_(trial.image.bytes)
+        return begins_early(self._session, trial.memory, invocation, prepared.case.workload)
+
+    def _try_held(self, invocation: Invocation, prepared: PreparedCase, thorough: bool) -> str:
+        """The first case once more, where some blocks have to wait until others have ended. Only blocks with workspace are
+        taken to leave results for each other, but in a thorough check any."""
+        if self._hazards is None or not (thorough or invocation.workspace.tensors):
             return ""
-        memory.bytes.copy_(trial.image.bytes)
-        return reads_early(self._session, memory, invocation, prepared.case.workload)
+        case, trial = prepared.case, prepared.trials[0]
+        found = rooms(invocation.launches, self._session.limits.multiprocessors, all_of_them=thorough)
+        for room in found:
+            _, _, reason = self._try(invocation.held(self._hazards, room), case, trial)
+            if reason:
+                return f"{reason} (launch {len(prepared.trials) + 1}, with room for {room} of its blocks at a time)"
+        # Of several launches the later ones read what earlier ones have left, which needs no fence.
+        alone = thorough and found and len(invocation.launches) == 1 and invocation.workspace.left
+        if alone and not invocation.fenced:
+            *_, reason = self._try(invocation.held(self._hazards, 1, spoiled=True), case, trial)
+            if reason and self._hazards.held:
+                return "blocks read in workspace what others have written, without a fence (__threadfence) between the two"
+        return ""
 
     def _cause(self, invocation: Invocation, case: Case, trial: _Trial) -> str:
         """What a wrong result depends on, found by launching again with one thing changed; "" if it is simply wrong."""
@@ -388,51 +438,22 @@ class Gate:
             self._launch(invocation, case, trial, partial(self._begin, trial, shared))
             return not all(same(trial.memory.outputs[n], o) for n, o in wrong.items())
 
-        if differs(trial):
+        if any(differs(trial) for _ in range(_REPEATS)):
             wrong_again = any(compare(trial.memory.outputs[e.name], e)[1] for e in trial.expected)
-            differs_anyway = wrong_again or trial.first is not None
-            return "another result when launched again" if differs_anyway else "right when launched again"
+            return _CHANCE if wrong_again or trial.first is not None else "right when launched again"
         quiet = Memory(trial.memory.layout, self._session.device)
         quiet.fill(trial.inputs, ZERO)
         for e in trial.expected:
             bits(quiet.outputs[e.name]).copy_(bits(trial.image.outputs[e.name]))
-        if differs(replace(trial, image=quiet)):
-            return "it depends on memory outside its inputs"
-        if self._hazards is not None and differs(trial, ZERO):
-            return "it depends on shared memory that it has not written"
-        if differs(replace(trial, scratch=ZERO)):
-            return "it depends on workspace that it has not written"
+        for what, changed, shared in (
+            ("memory outside its inputs", replace(trial, image=quiet), NAN),
+            ("shared memory that it has not written", trial, ZERO if self._hazards is not None else NAN),
+            ("workspace that it has not written", replace(trial, scratch=ZERO), NAN),
+        ):
+            if differs(changed, shared):
+                sure = all(differs(changed, shared) and not differs(trial) for _ in range(_REPEATS))
+                return f"it depends on {what}" if sure else _CHANCE
         return ""
-
-
-def reads_early(session: Session, memory: Memory, invocation: Invocation, workload: Workload) -> str:
-    """Why a launch that may begin early is refused: it is made behind a kernel that writes late what it reads, and zeros
-    where it writes. Of the first launch that is all memory; of a later one what the launches before it have written.
-    Empty if all wait, or if the device has no such hazard. Raises LaunchError. memory: holds the inputs, and does so
-    afterwards."""
-    early = [number for number, launch in enumerate(invocation.launches) if launch.programmatic]
-    if not early or (hazards := session.hazards) is None:
-        return ""
-    values = invocation.values(workload, memory)
-    invocation(values)
-    session.synchronize()
-    right = {n: o.clone() for n, o in memory.outputs.items()}
-    for number in early:
-        if number:
-            invocation(values, 0, number)
-        else:
-            for output in memory.outputs.values():
-                output.zero_()
-        late = invocation.workspace.bytes if number and invocation.workspace.tensors else memory.bytes
-        image = late.clone()
-        late.fill_(HUGE)
-        with hazards.write_late(late, image):
-            invocation(values, number)
-        session.synchronize()
-        if not all(same(memory.outputs[n], o) for n, o in right.items()):
-            what = f"read what launch {number} of a call writes" if number else "read an input or wrote an output"
-            return f"{what} before the kernel before it had ended"
-    return ""
 
 
 def _flags(trial: _Trial) -> torch.Tensor:
@@ -447,7 +468,7 @@ def _flags(trial: _Trial) -> torch.Tensor:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def threads_limited(number: int) -> Iterator[None]:
     """Calls of a CPU's use so many threads; 0: as many as before."""
     before = torch.get_num_threads()
     if number:

@@ -23,6 +23,7 @@ from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes, has_room
 from evo.measure.cases import random_case_of
 from evo.measure.clock import CLOSE, USUAL_RACES, Protocol, calls_for, race, sets_for, summarise, usual_us
+from evo.measure.far import far_checks
 from evo.measure.gate import (
     Gate,
     Invocation,
@@ -30,9 +31,9 @@ from evo.measure.gate import (
     allocate_outputs,
     expected_outputs,
     figures,
-    reads_early,
     stated_outputs,
 )
+from evo.measure.order import begins_early
 from evo.measure.roofline import roofline_of
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Case, Kernel, LaunchSequence, Tensors, Workload
@@ -401,11 +402,11 @@ class TimingHarness:
         """Whether no other candidate can be judged here any more."""
         return self.gate.data_changed or self._timed_data_changed
 
-    def reads_early(self, candidate: Contender) -> str:
+    def begins_early(self, candidate: Contender) -> str:
         """Whether a contender that may begin early waits for its inputs at this size, too. Empty if it does; raises
         LaunchError."""
         assert candidate.invocation is not None
-        reason = reads_early(self._session, self.data.arena.sets[0], candidate.invocation, self._workload)
+        reason = begins_early(self._session, self.data.arena.sets[0], candidate.invocation, self._workload)
         return reason and f"{reason} (at the size that is timed)"
 
     def impossible(self, timings: Sequence[Timing], contender: str) -> str:
@@ -495,8 +496,11 @@ class TimingHarness:
     def _gate(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""
         started = time.perf_counter()
-        own = self.kernel.cases(request.target, request.workload)
-        checks = self.gate.run(loaded, request.genome.parameters, own, self._drawn(request.cases))
+        own, near = self.kernel.cases(request.target, request.workload), (c for c in request.cases if not c.far)
+        point, far = request.genome.parameters, [c for c in request.cases if c.far]
+        checks = self.gate.run(loaded, point, own, self._drawn(near), thorough=bool(request.cases))
+        if checks[-1].passed:
+            checks += tuple(far_checks(self.kernel, request.target, loaded, point, far, self._session, self._seed))
         found = replace(found, checks=checks, gate_seconds=time.perf_counter() - started)
         return found if checks[-1].passed else _refused(found, Status.WRONG)
 
@@ -545,7 +549,7 @@ class TimingHarness:
         candidate = self.candidate(loaded, self.sequence(request.genome))
         timings, check = self._time_candidate(request, candidate)
         status = Status.WRONG
-        if check.passed and (reason := self.reads_early(candidate)):
+        if check.passed and (reason := self.begins_early(candidate)):
             check = replace(check, passed=False, reason=reason)
         if check.passed and (reason := self.impossible(timings, "candidate")):
             check, status = replace(check, passed=False, reason=reason), Status.IMPOSSIBLE
@@ -608,7 +612,7 @@ class TimingHarness:
                 try:
                     loaded_all.append(self._load(built))
                     candidate = self.candidate(loaded_all[-1], self.sequence(genome))
-                    if reason := self.reads_early(candidate):
+                    if reason := self.begins_early(candidate):
                         refused[name] = reason
                     else:
                         contenders[name] = candidate

@@ -81,6 +81,8 @@ class Case:
     """A distribution that `Kernel.inputs` knows; "a+b": every item of the outermost axis has one of the two."""
     offset: int | tuple[int, ...] = 0
     """Elements by which tensors start past an aligned address; of several numbers each in turn, the last for all others."""
+    far: str = ""
+    """What reaches beyond 2^31 elements, by name (`evo.measure.far`): a stride argument or a dimension. Empty: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,8 @@ class Launch:
     programmatic: bool = False
     entry: str = ""
     """Empty: what the code was loaded with."""
+    alone: bool = False
+    """A multiprocessor holds no two blocks of it at once: it asks for all the shared memory that a block may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,6 +367,8 @@ class Kernel:
                 yield f": the shape of argument {a.name!r} is a text; write ({a.shape!r},)"
             if a.stride_of is not None and a.stride_of[0] not in tensors:
                 yield f": scalar argument {a.name!r} is a stride of {a.stride_of[0]!r}, which is no tensor argument"
+            if a.stride_of is not None and a.dtype != "int64":
+                yield f": scalar argument {a.name!r} is of {a.dtype}, but a stride may be 2^31 or more; give it dtype int64"
             if a.kind == "scalar" and a.stride_of is None and a.name not in names:
                 yield f": scalar argument {a.name!r} is neither a dimension nor an option"
             if a.kind == "output" and a.optional and a.name not in self.options:

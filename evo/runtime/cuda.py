@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from .package import Busy, LaunchPlan, Unavailable, Variant
+from .package import Busy, LaunchPlan, Unavailable, Variant, launchable
 
 SMEM_WITHOUT_OPT_IN = 48 * 1024
 PORTABLE_CLUSTER = 8
-_LARGEST_GRID, _LARGEST_AXIS = 2**31 - 1, 65_535
 _STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
 _CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
 _NO_CONTEXT = 201
@@ -272,7 +271,7 @@ class _Step:
     ) -> None:
         """Raises Unavailable."""
         x, y, z = self._blocks = plan.grid(sizes, multiprocessors)
-        if x > _LARGEST_GRID or max(y, z) > _LARGEST_AXIS:
+        if not launchable(self._blocks):
             raise Unavailable(f"it would need a grid of {x} x {y} x {z} blocks")
         self._plan, self._arguments, self.misaligned = plan, arguments, plan.alignment - 1
         frames: tuple[list[Frame], list[Frame]] = [], []  # list.append and list.pop are atomic

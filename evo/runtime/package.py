@@ -309,8 +309,9 @@ class LaunchPlan:
 
     One block (of `threads`) a tile, where the tiles cut the named dimensions; `blocks_per_tile` of them if several
     share one. The grid is a line of all tiles or, with `axes`, has an axis for each of at most three cut dimensions, the
-    first of which varies fastest (CUDA allows 65,535 blocks along the others). A persistent grid has at most `blocks`
-    blocks, or `blocks_per_multiprocessor` for each SM. A cluster is `cluster` blocks where others have one.
+    first of which varies fastest. Sizes that need more blocks than CUDA allows are left to PyTorch (`launchable`). A
+    persistent grid has at most `blocks` blocks, or `blocks_per_multiprocessor` for each SM. A cluster is `cluster` blocks
+    where others have one.
 
     alignment: bytes, a power of two, that every address passed must be a multiple of. Where one is not, the entry point
     NAME_unaligned of the same source is launched instead: same grid and block, no dynamic shared memory, no cluster.
@@ -349,6 +350,11 @@ class LaunchPlan:
         if self.blocks_per_multiprocessor is None:
             return self.blocks
         return max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster)
+
+
+def launchable(grid: Sequence[int]) -> bool:
+    """Whether CUDA takes a grid of so many blocks along each axis."""
+    return all(n <= most for n, most in zip(grid, (2**31 - 1, 65_535, 65_535), strict=True))
 
 
 class Variant:

@@ -120,7 +120,8 @@ def check_candidate(
     observe: Observe | None = None,
 ) -> list[Checked]:
     """Builds a candidate for its workload and for the neighbours it is legal for, then gates all that compiled, each also on
-    those of `cases` that are of its code, and for its own workload on random ones, some at a time behind the kernel's own.
+    those of `cases` that are of its code, and for its own workload on random ones, some at a time behind the kernel's own,
+    and then on far ones.
 
     With the seed that a search drew its data with, this repeats the search's verdict, and the final's with as many random
     cases: as there, the candidate is also timed at its own workload and its timed outputs are verified. A refusal at one
@@ -129,7 +130,8 @@ def check_candidate(
     """
     tasks = task.with_neighbours(genome)
     (_, named), *of_neighbours = zip(tasks, _of_their_code(tasks, cases), strict=True)
-    subjects = [_Subject(task, genome, batches=_batches(task, named, random_cases))]
+    batches = [*_batches(task, named, random_cases), *([task.far_cases()] if random_cases else [])]
+    subjects = [_Subject(task, genome, batches=batches)]
     subjects += [_Subject(near, genome, batches=(of_one,)) for near, of_one in of_neighbours]
     results, too_large = _check(subjects, frozenset({task.workload}), gate, observe)
     for reason in too_large.values():
@@ -157,6 +159,12 @@ def _joined(before: Evaluation, found: Evaluation) -> Evaluation:
     """With what a further batch adds: the kernel's own cases are in each."""
     further = tuple(check for check in found.checks if is_case_text(check.case) or not check.passed)
     return replace(before if found.status is Status.OK else found, checks=before.checks + further)
+
+
+def _run_of(cases: Sequence[Case], measurement: Evaluation | None) -> tuple[str, ...]:
+    """Names of the cases, but of those that are far only what could be made there."""
+    made = {check.case for check in measurement.checks} if measurement is not None else set()
+    return tuple(case.name for case in cases if not case.far or case.name in made)
 
 
 def _check(
@@ -195,7 +203,7 @@ def _check(
                 workload=workload,
                 genome=genome,
                 changes=changes,
-                cases=tuple(case.name for case in (*task.problem.cases(task.target, workload), *chain(*batches[:reached]))),
+                cases=_run_of((*task.problem.cases(task.target, workload), *chain(*batches[:reached])), measurement),
                 left=tuple(case.name for case in chain(*batches[reached:])),
                 build=build,
                 measurement=measurement,

@@ -524,8 +524,9 @@ def _race(task: TaskExecutor, finalists: list[Finalist]) -> tuple[Timing, ...]:
 def _confirm(
     task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int]
 ) -> tuple[Finalist | None, tuple[Timing, ...]]:
-    """Gates the fastest, of the preferred if there are any, on more random cases, and runs it once more, beside a second
-    copy of itself and the baselines, on other data in a fresh process, cold and hot. If it is refused, the next one runs.
+    """Gates the fastest, of the preferred if there are any, on more random cases and on far ones, and runs it once more,
+    beside a second copy of itself and the baselines, on other data in a fresh process, cold and hot. If it is refused, the
+    next one runs.
 
     Where the machine stays too busy, the winner's time is disturbed: it is right, and how fast it is, nobody knows.
     Returns the winner, and all timings with these in place of those of the first race; of that one the winner's stays, as
@@ -533,6 +534,7 @@ def _confirm(
     """
     gate, task = task, replace(task, seed=task.seed + 1)
     more_cases = gate.random_cases((1 + _WINNERS_MULTIPLE) * gate.finals_cases)[gate.finals_cases :]
+    more_cases += gate.far_cases()
     by_name = {f.name: f for f in finalists if f.passed}
     own = [t for t in timings if t.contender in by_name and t.ratio is not None]
     # Where the race was disturbed, the search knows better; its best come first in `finalists`.

@@ -13,7 +13,7 @@ from evo.evaluation import Build, Evaluation
 from evo.executors import Executor
 from evo.lineage import RunSpec, Stage, gate_seeds
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
-from evo.measure.cases import random_cases
+from evo.measure.cases import far_cases, random_cases
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Kernel, Limits, Workload, load_kernel
 from evo.problem.space import Space
@@ -90,6 +90,10 @@ class TaskExecutor(TaskData):
     def random_cases(self, number: int) -> tuple[Case, ...]:
         """For this workload, the same each time; fewer are the first of more."""
         return tuple(random_cases(self.problem, self.target, self.workload, self.seed, number))
+
+    def far_cases(self) -> tuple[Case, ...]:
+        """For a candidate of this workload that has won."""
+        return far_cases(self.problem, self.target, self.workload)
 
     def race(
         self, contenders: Sequence[tuple[str, Genome, Build]], baselines: Sequence[str] = (), *, hot: bool = False

@@ -75,19 +75,40 @@ class Loaded(Protocol):
         """Enqueues one launch on the session's current stream. Raises LaunchError if it cannot."""
         ...
 
+    @property
+    def fenced(self) -> bool:
+        """Whether the code may order what one of its threads writes, as another sees it: it has a fence, or needs none."""
+        ...
+
     def close(self) -> None: ...
 
 
 class Hazards(Protocol):
     """Adverse conditions that the gate creates for a candidate, on devices that have them."""
 
+    held: bool
+    """Whether all was done in the last `hold` before it let the device go."""
+
     def scrub(self, byte: int) -> None:
         """Fills shared memory, which a launch finds uncleared, with `byte`."""
         ...
 
-    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> AbstractContextManager[None]:
-        """Enqueues a kernel that lets the next programmatic launch, made within the block, start at once. The kernel
-        waits, and then copies `source` to `to`: uint8, of one size, at multiples of 16 bytes. Raises LaunchError."""
+    def end_late(
+        self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor | None]], byte: int
+    ) -> AbstractContextManager[Callable[[], bool]]:
+        """Enqueues a kernel that lets the next programmatic launch, made within the block, start at once. The kernel waits,
+        and then looks whether any of at most two pieces of memory, all of `byte` before, was written meanwhile, which the
+        function tells after the block; and copies to each what is given beside it: uint8, of one size, at multiples of 16
+        bytes. Raises LaunchError."""
+        ...
+
+    def hold(
+        self, room: int, memory: torch.Tensor, spoiled: Sequence[torch.Tensor] = ()
+    ) -> AbstractContextManager[None]:
+        """Takes all multiprocessors but `room` while the launches are done that are made within the block, though not for
+        ever: each of `Launch.alone` then has so many blocks at once. Meanwhile `memory`, uint8 or empty, is read all the
+        time: then caches hold it. `spoiled`: memory that is overwritten with NaN between two blocks, where `room` is one.
+        Raises LaunchError."""
         ...
 
 

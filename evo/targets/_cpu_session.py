@@ -73,6 +73,11 @@ class CpuLoaded:
             function.argtypes = found
         function(*words)
 
+    @property
+    def fenced(self) -> bool:
+        """Its threads join before a call returns."""
+        return True
+
     def close(self) -> None:
         """Unloads the library; its entry points must not be called again."""
         if self._library is not None:

@@ -7,6 +7,7 @@ import gc
 import operator
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,6 +25,7 @@ from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.runtime.cuda import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, current_stream, load_driver
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, find_target
+from evo.targets._machine_code import has_fence
 from evo.targets.cuda import driver, driver_version, error_text, expect, nvrtc_version, pci_bus, ptx_advice
 
 _QUEUE_EVICTIONS = 3
@@ -92,7 +94,7 @@ class CudaSession:
             advice = "" if is_cubin else ptx_advice(nvrtc_version(), driver_version())
             raise LaunchError(f"{entry!r} does not load: {error_text(self._driver, error)}{advice and f'; {advice}'}")
         try:
-            return CudaLoaded(module, entry, self.limits)
+            return CudaLoaded(module, entry, self.limits, binary.code)
         except LaunchError:
             self._driver.cuModuleUnload(module)
             raise
@@ -266,9 +268,9 @@ class CudaLoaded:
     """A loaded entry point: packs arguments and launches on PyTorch's current stream. A launch that names another one of the
     same source is passed on to that."""
 
-    def __init__(self, module: Any, entry: str, limits: Limits) -> None:
+    def __init__(self, module: Any, entry: str, limits: Limits, code: bytes) -> None:
         self._driver = driver()
-        self._module, self._entry, self._limits = module, entry, limits
+        self._module, self._entry, self._limits, self._code = module, entry, limits, code
         self._function = expect(self._driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry!r}")
         self._unaligned: Any = None
         self._others: dict[str, CudaLoaded] = {}
@@ -285,7 +287,7 @@ class CudaLoaded:
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         if launch.entry not in ("", self._entry):
             if launch.entry not in self._others:
-                self._others[launch.entry] = CudaLoaded(self._module, launch.entry, self._limits)
+                self._others[launch.entry] = CudaLoaded(self._module, launch.entry, self._limits, self._code)
             self._others[launch.entry](values, launch)
             return
         form, words, addresses = self._read(values)
@@ -293,7 +295,9 @@ class CudaLoaded:
         if addresses & (launch.alignment - 1):
             launch = replace(launch, smem_bytes=0, cluster=1, programmatic=False)
             function, entry = self._unaligned_function(launch.alignment), f"{entry}_unaligned"
-        elif launch.smem_bytes > self._smem_allowed or launch.cluster > self._cluster_allowed:
+        elif launch.alone or launch.smem_bytes > self._smem_allowed or launch.cluster > self._cluster_allowed:
+            if launch.alone:
+                launch = replace(launch, smem_bytes=self._limits.smem_bytes_per_block - self._smem_static_bytes)
             self._opt_in(launch)
         known, frame = self._frame
         if frame is None or known != (launch, len(words)):
@@ -308,6 +312,10 @@ class CudaLoaded:
                 f"{launch.smem_bytes} bytes of shared memory, cluster {launch.cluster}"
                 f"{', programmatic' if launch.programmatic else ''}: {why}"
             )
+
+    @property
+    def fenced(self) -> bool:
+        return has_fence(self._code)
 
     def _unaligned_function(self, alignment: int) -> Any:
         if self._unaligned is None:
@@ -403,6 +411,13 @@ _NAPS = 64
 _MOST_NAPS = 1 << 24
 """A host that has stopped does not keep the GPU waiting for ever: half a minute. What it launches then is not checked."""
 
+_MOST_HELD_S = 0.02
+
+_SPOILINGS = 24
+"""All wait for the device before the candidate begins: between two of them a block gets its turn."""
+
+_WARP = 32
+
 _THREADS = 256
 """Few, and without shared memory: blocks of the candidate must fit beside one of these on every multiprocessor."""
 
@@ -414,12 +429,22 @@ extern "C" __global__ void __launch_bounds__(1024) scrub(long long word, long lo
     for (long long i = threadIdx.x; i < count; i += blockDim.x) memory[i] = word;
 }
 
+// Writes down whether a piece has another word than that of before; then writes what belongs there.
+__device__ void look_and_write(longlong2* to, const longlong2* from, long long count, long long before, int* written) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+        const longlong2 found = to[i];
+        if (found.x != before || found.y != before) *written = 1;
+        if (from) to[i] = from[i];
+    }
+}
+
 // Lets the next kernel, if it is a programmatic launch, start before this one has done anything.
 // CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization". The host signals the launch of that
 // kernel; from then on naps are counted. Clock time is not: on a shared GPU it also passes while no kernel of this context
 // can start.
-extern "C" __global__ void write_late(
-    longlong2* to, const longlong2* from, long long count, const volatile int* launched, long long naps, long long most
+extern "C" __global__ void end_late(
+    longlong2* to, const longlong2* from, long long count, longlong2* to_2, const longlong2* from_2, long long count_2,
+    long long before, int* written, const volatile int* launched, long long naps, long long most
 ) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
@@ -429,8 +454,30 @@ extern "C" __global__ void write_late(
         for (long long i = 0; i < naps; ++i) __nanosleep(1000);
     }
     __syncthreads();
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
-        to[i] = from[i];
+    look_and_write(to, from, count, before, written);
+    look_and_write(to_2, from_2, count_2, before, written);
+}
+
+// Takes a multiprocessor, as it has all shared memory: no block of another kernel fits beside it. It tells the host that it
+// is there, and reads memory, past the first-level cache, until the host lets it go: some blocks before the others.
+extern "C" __global__ void __launch_bounds__(32) hold(
+    volatile int* there, const volatile int* signals, long long first, const int4* memory, long long count, long long most
+) {
+    const volatile int* const released = signals + (blockIdx.x < first ? 1 : 0);
+    if (threadIdx.x == 0) there[blockIdx.x] = 1;
+    long long at = (blockIdx.x * 32ll + threadIdx.x) % (count ? count : 1);
+    for (long long i = 0; i < most && !*released; ++i)
+        for (int turn = 0; turn < 16 && count; ++turn) {
+            int4 found;
+            asm volatile("ld.global.cg.v4.s32 {%0, %1, %2, %3}, [%4];"
+                : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "l"(memory + at));
+            at = at + 32 < count ? at + 32 : threadIdx.x % count;
+        }
+}
+
+// Of a high priority, and takes a multiprocessor, too: it runs where a block of another kernel has ended, before the next.
+extern "C" __global__ void __launch_bounds__(1024) spoil(int* memory, int word, long long count) {
+    for (long long i = threadIdx.x; i < count; i += blockDim.x) memory[i] = word;
 }
 """
 
@@ -441,9 +488,13 @@ class CudaHazards:
     def __init__(self, session: CudaSession) -> None:
         self._multiprocessors = session.limits.multiprocessors
         self._smem_bytes = session.limits.smem_bytes_per_block // 8 * 8
-        self._scrub, self._write_late = (self._load(session, entry) for entry in ("scrub", "write_late"))
-        self._launched = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._session = session
+        entries = ("scrub", "end_late", "hold", "spoil")
+        self._scrub, self._end_late, self._hold, self._spoil = (self._load(session, entry) for entry in entries)
+        self._signal = torch.zeros(2, dtype=torch.int32, pin_memory=True)
+        self._there = torch.zeros(self._multiprocessors, dtype=torch.int32, pin_memory=True)
+        self._written = torch.zeros(1, dtype=torch.int32, device=session.device)
+        self._beside, self._urgent = torch.cuda.Stream(session.device), torch.cuda.Stream(session.device, priority=-1)
+        self._session, self.held = session, False
 
     @staticmethod
     def _load(session: CudaSession, entry: str) -> CudaLoaded:
@@ -451,20 +502,66 @@ class CudaHazards:
         return session.load(find_target("cuda").compile(source, session.info.arch, Path()), entry)
 
     def scrub(self, byte: int) -> None:
-        word = int.from_bytes(bytes([byte]) * 8, "little", signed=True)
-        grid = (self._multiprocessors, 1, 1)
-        launch = Launch(grid=grid, block=(1024, 1, 1), smem_bytes=self._smem_bytes)
-        self._scrub((word, self._smem_bytes // 8), launch)
+        self._scrub((_word(byte), self._smem_bytes // 8), self._whole(self._multiprocessors, 1024))
 
     @contextmanager
-    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> Iterator[None]:
-        count = to.nbytes // 16
-        blocks = min(self._multiprocessors, -(-count // _THREADS))
-        launch = Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1))
+    def end_late(
+        self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor | None]], byte: int
+    ) -> Iterator[Callable[[], bool]]:
+        values: list[object] = []
+        for to, source in (*pieces, (None, None))[:2]:
+            values += [to, source, to.nbytes // 16 if to is not None else 0]
+        blocks = min(self._multiprocessors, max(1, -(-max(to.nbytes for to, _ in pieces) // (16 * _THREADS))))
         self._session.synchronize()  # an earlier one has seen its signal
-        self._launched.zero_()
-        self._write_late((to, source, count, self._launched.data_ptr(), _NAPS, _MOST_NAPS), launch)
+        self._signal.zero_()
+        self._written.zero_()
+        values += [_word(byte), self._written, self._signal.data_ptr(), _NAPS, _MOST_NAPS]
+        self._end_late(values, Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1)))
         try:
-            yield
+            yield lambda: bool(self._written.item())
         finally:
-            self._launched.fill_(1)
+            self._signal.fill_(1)
+
+    @contextmanager
+    def hold(self, room: int, memory: torch.Tensor, spoiled: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+        self._session.synchronize()
+        self._signal.zero_()
+        self._there.zero_()
+        with self._session.blamed("holding blocks back"):
+            try:
+                with torch.cuda.stream(self._beside):
+                    there, signals = self._there.data_ptr(), self._signal.data_ptr()
+                    values = (there, signals, room, memory, memory.nbytes // 16, _MOST_NAPS)
+                    self._hold(values, self._whole(self._multiprocessors, _WARP))
+                _wait(lambda: bool(self._there.all()))
+                begin, done = torch.cuda.Event(), torch.cuda.Event()
+                if spoiled:  # nothing is written yet: what is behind it, in either stream, gets the multiprocessor in turn
+                    self._spoil((None, np.int32(-1), 0), self._whole(1, _WARP))
+                begin.record()
+                yield
+                done.record()
+                self._urgent.wait_event(begin)
+                with torch.cuda.stream(self._urgent):
+                    for t in (*spoiled,) * _SPOILINGS:
+                        self._spoil((t, np.int32(-1), t.nbytes // 4), self._whole(1, 1024))
+                self._signal[1] = 1
+                self.held = _wait(done.query)
+            finally:
+                self._signal.fill_(1)
+
+    def _whole(self, blocks: int, threads: int) -> Launch:
+        """Blocks that have a multiprocessor each."""
+        return Launch(grid=(blocks, 1, 1), block=(threads, 1, 1), smem_bytes=self._smem_bytes)
+
+
+def _word(byte: int) -> int:
+    """64 bits of that byte."""
+    return int.from_bytes(bytes([byte]) * 8, "little", signed=True)
+
+
+def _wait(done: Callable[[], bool]) -> bool:
+    """Whether it was done in time: blocks that wait for those that are held back are not kept waiting for ever."""
+    ends = time.perf_counter() + _MOST_HELD_S
+    while not (found := done()) and time.perf_counter() < ends:
+        pass
+    return found

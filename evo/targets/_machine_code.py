@@ -115,13 +115,26 @@ _PREEXIT = 0x82D
 """What griddepcontrol.launch_dependents becomes, from sm_90 to sm_121 alike (as nvdisasm names it)."""
 
 
+_ERRBAR = 0x9AB
+"""What follows a memory barrier for the whole device or system, from sm_80 to sm_120 alike; not one for a block."""
+_FENCES = re.compile(r"(membar|fence)\S*\.(gl|gpu|sys)\b|\.(release|acq_rel)\.(gpu|sys)\b")
+
+
 def triggers_dependents(code: bytes) -> bool:
     """Whether a cubin or PTX has the instruction by which a kernel lets the next one start."""
-    if not code.startswith(_ELF):
-        return "launch_dependents" in _without_noise(code)
-    texts = [s.data() for s in ELFFile(BytesIO(code)).iter_sections() if s.name.startswith(".text")]
+    return _has(code, _PREEXIT) if code.startswith(_ELF) else "launch_dependents" in _without_noise(code)
+
+
+def has_fence(code: bytes) -> bool:
+    """Whether a cubin or PTX has a fence by which what a thread has written is there for threads of other blocks before what
+    it writes next: __threadfence(), or an atomic operation that releases."""
+    return _has(code, _ERRBAR) if code.startswith(_ELF) else _FENCES.search(_without_noise(code)) is not None
+
+
+def _has(cubin: bytes, opcode: int) -> bool:
+    texts = [s.data() for s in ELFFile(BytesIO(cubin)).iter_sections() if s.name.startswith(".text")]
     return any(
-        int.from_bytes(text[at : at + 2], "little") & _OPCODE == _PREEXIT
+        int.from_bytes(text[at : at + 2], "little") & _OPCODE == opcode
         for text in texts
         for at in range(0, len(text), _INSTRUCTION_BYTES)
     )

@@ -43,9 +43,9 @@ class Cheat:
     """A way of being wrong that a template can get into by accident.
 
     stage: where it must be refused: build, load, launch, gate (a case of the kernel's own), drawn (one of those, or a random
-    one), timed, chance (a random case or the timing), neighbour. reason: part of the recorded reason.
-    case: part of the case's name, if only one kind of case can show it. capability: the least compute capability, times
-    ten, that has such a thing.
+    one), timed, chance (a random case or the timing), neighbour, far (a case that only a winner meets, or a fault there).
+    reason: part of the recorded reason. case: part of the case's name, if only one kind of case can show it. capability: the
+    least compute capability, times ten, that has such a thing.
     """
 
     name: str
@@ -93,6 +93,11 @@ CHEATS = (
     Cheat(name="reads_its_output", reason=_UNWRITTEN),
     Cheat(name="uninitialised_shared", reason="shared memory that it has not written", targets=("cuda",)),
     Cheat(name="reads_early", reason="read an input or wrote an output before", targets=("cuda",), capability=90),
+    Cheat(name="writes_output_early", reason="wrote an output, workspace or", targets=("cuda",), capability=90),
+    # Is right for tensors of fewer than 2^31, or 2^32, elements.
+    Cheat(name="row_offset_is_int", stage="far", reason="", targets=("cuda",)),
+    Cheat(name="row_offset_is_unsigned", stage="far", reason=_UNWRITTEN, case="far=rows", targets=("cuda",)),
+    Cheat(name="output_offset_is_unsigned", stage="far", reason=_UNWRITTEN, case="far=rows", targets=("cuda",)),
     # Is not the same every time.
     Cheat(name="race", reason=""),
     Cheat(name="last_bit_wanders", reason="result differs between repeats (launch 2, in other memory)"),

@@ -10,7 +10,13 @@ from evo.problem.space import Categorical, Space, Value
 
 from .cheats import names_for
 
-_PROGRAMMATIC = ("reads_early", "reads_early_when_timed", "overlaps_itself", "honest_and_patient")
+_PROGRAMMATIC = (
+    "reads_early",
+    "reads_early_when_timed",
+    "writes_output_early",
+    "overlaps_itself",
+    "honest_and_patient",
+)
 
 
 def _space(target: str, workload: Workload, limits: Limits) -> Space:

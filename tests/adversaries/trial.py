@@ -11,7 +11,7 @@ from evo.evaluation import Evaluation, Status
 from evo.executors import Executor, ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.measure import Request
-from evo.measure.cases import is_case_text, random_cases
+from evo.measure.cases import far_cases, is_case_text, random_cases
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 from evo.search.tasks import RANDOM_CASES
@@ -26,7 +26,7 @@ PATIENCE_S = 120.0
 """How long anything may take: the machine may be busy."""
 
 
-_STAGES = {"drawn": ("drawn", "gate"), "chance": ("drawn", "timed")}
+_STAGES = {"drawn": ("drawn", "gate"), "chance": ("drawn", "timed"), "far": ("far", "launch")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,7 @@ def try_all(
     kernel = load_kernel(str(folder))
     near = kernel.neighbours(target, workload) if neighbours else ()
     drawn = tuple(random_cases(kernel, target, workload, 1, 4 * RANDOM_CASES))
+    far = far_cases(kernel, target, workload)
 
     def request(cheat: Cheat, size: Workload) -> Request:
         genome = Genome.of({"cheat": cheat.name})
@@ -99,7 +100,8 @@ def try_all(
                 break
             # In a search without the random cases, in the finals without the timing.
             number = {"drawn": len(drawn), "": RANDOM_CASES}.get(cheat.stage, 0) if size == workload else 0
-            asked = replace(request(cheat, size), build=build, time=timed and size == workload, cases=drawn[:number])
+            cases = drawn[:number] + (far if cheat.stage in ("", "far") and size == workload else ())
+            asked = replace(request(cheat, size), build=build, time=timed and size == workload, cases=cases)
             measured = executor.measure(asked).result(PATIENCE_S)
             if measured.status is not Status.OK:
                 stage = _stage(measured) if size == workload else "neighbour"
@@ -118,5 +120,7 @@ def _stage(measured: Evaluation) -> str:
         return "timed"
     if measured.status is Status.WRONG:
         case = next(c.case for c in measured.checks if not c.passed)
+        if ",far=" in case:
+            return "far"
         return "timed" if case == "timed" else "drawn" if is_case_text(case) else "gate"
     return "launch"

@@ -10,14 +10,15 @@ from evo.targets import find_target
 from tests.adversaries.cheats import ALL, Cheat
 from tests.adversaries.column_sums.cheats import ALL as OF_SUMS
 from tests.adversaries.row_max.cheats import ALL as OF_MAXIMA
+from tests.adversaries.strided.cheats import ALL as OF_STRIDES
 from tests.adversaries.trial import FOLDER, Verdict, verdicts_of, workload_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
-SUMS, MAXIMA = FOLDER / "column_sums", FOLDER / "row_max"
+SUMS, MAXIMA, STRIDED = FOLDER / "column_sums", FOLDER / "row_max", FOLDER / "strided"
 ON_GPU = [
     pytest.param(kernel, cheat, id=f"{kernel}: {cheat.name}")
-    for kernel, cheats in (("layernorm", ALL), ("column sums", OF_SUMS), ("row maxima", OF_MAXIMA))
+    for kernel, cheats in (("layernorm", ALL), ("column sums", OF_SUMS), ("row maxima", OF_MAXIMA), ("strided", OF_STRIDES))
     for cheat in cheats
     if "cuda" in cheat.targets
 ]
@@ -29,11 +30,14 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ve
     capability = find_target("cuda").limits(arch).capability
     # Other tests open and leave the GPU beside these, and nothing runs on it meanwhile: a launch has longer than usual.
     config = ExecutorConfig(builders=4, cache_dir=tmp_path_factory.mktemp("cache"), gate_floor_s=2.0)
-    tried, of_sums = ([c for c in cheats if "cuda" in c.targets and capability >= c.capability] for cheats in (ALL, OF_SUMS))
-    sums, maxima = (load_kernel(str(folder)).example("cuda") for folder in (SUMS, MAXIMA))
+    tried, of_sums, of_strides = (
+        [c for c in cheats if "cuda" in c.targets and capability >= c.capability] for cheats in (ALL, OF_SUMS, OF_STRIDES)
+    )
+    sums, maxima, strided = (load_kernel(str(folder)).example("cuda") for folder in (SUMS, MAXIMA, STRIDED))
     return {
         "layernorm": verdicts_of("cuda", arch, workload_for("cuda", "float16"), tried, config),
         "column sums": verdicts_of("cuda", arch, sums, of_sums, config, folder=SUMS),
+        "strided": verdicts_of("cuda", arch, strided, of_strides, config, folder=STRIDED),
         "row maxima": verdicts_of("cuda", arch, maxima, OF_MAXIMA, config, folder=MAXIMA),
     }
 
@@ -47,3 +51,9 @@ def test_a_search_on_the_gpu_refuses_cheats_and_nothing_else(
     verdict = verdicts[kernel][cheat.name]
     assert bool(verdict.stage) == bool(cheat.stage), verdict
     assert not cheat.stage or verdict.as_expected, verdict
+
+
+def test_a_sum_in_no_fixed_order_is_not_blamed_on_its_workspace(verdicts: dict[str, dict[str, Verdict]]) -> None:
+    reason = verdicts["column sums"]["sums_by_atomics"].reason
+    assert "result differs" in reason
+    assert "workspace" not in reason

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Binary, Check
 from evo.measure import gate as gate_module
-from evo.measure.cases import parse_case
+from evo.measure.cases import far_cases, parse_case
 from evo.measure.gate import Gate, argument_values, expected_outputs
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Launch, Workload, load_kernel
@@ -343,3 +343,34 @@ def test_a_baseline_that_computes_something_else_stops_the_search(session: Any) 
     wrong = replace(KERNEL, same_dtype=None, baselines=(rms, *(b for b in KERNEL.baselines if b.role != "reference")))
     with pytest.raises(KernelError, match=r"kernel.py: the reference baseline .* gives another y than reference does"):
         Gate(wrong, "cpu", session, seed=1).prepare(CASES[0], repeated=True)
+
+
+def test_what_comes_by_chance_is_not_blamed_on_memory(judge: Judge) -> None:
+    """The same result twice is luck: it is launched several times before anything else is changed."""
+    turns = iter([0.0] + [1.0] * 3 + [2.0] * 100)
+
+    def adds_in_some_order(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
+        y += next(turns)
+
+    refused = next(c for c in judge(Candidate(adds_in_some_order)) if not c.passed)
+    assert refused.reason.endswith("another result when launched again"), refused.reason
+
+
+def test_strides_are_not_stated_in_32_bits() -> None:
+    kernel = load_kernel("attention")
+    narrow = tuple(replace(a, dtype="int32") if a.name == "k_batch" else a for a in kernel.arguments)
+    with pytest.raises(KernelError, match="'k_batch' is of int32, but a stride may be 2\\^31 or more"):
+        replace(kernel, arguments=narrow)
+
+
+def test_a_case_with_a_far_stride_is_read_back_from_its_name() -> None:
+    kernel = load_kernel("attention")
+    found = far_cases(kernel, "cpu", kernel.example("cpu"))
+    assert {case.far for case in found} >= {f"{tensor}_{axis}" for tensor in "qkvo" for axis in ("batch", "head", "seq")}
+    assert all(parse_case(kernel, "cpu", case.name) == case for case in found)
+
+
+def test_a_dense_case_has_more_elements_than_32_bits_count() -> None:
+    workload = KERNEL.workload("cuda", "rows=64,cols=512,dtype=float16")
+    assert [case.workload.dim("rows") * 512 >> 31 for case in far_cases(KERNEL, "cuda", workload)] == [1, 2]
+    assert far_cases(KERNEL, "cpu", WORKLOAD) == ()

@@ -214,35 +214,50 @@ class LateWriter:
         self.written: list[Callable[[], object]] = []
 
     @contextmanager
-    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> Iterator[None]:
-        self.written.append(lambda: to.copy_(source))
-        yield
+    def end_late(
+        self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor | None]], byte: int
+    ) -> Iterator[Callable[[], bool]]:
+        found: list[bool] = []
+
+        def look_and_write() -> None:
+            for to, source in pieces:
+                found.append(bool((to != byte).any()))
+                if source is not None:
+                    to.copy_(source)
+
+        self.written.append(look_and_write)
+        yield lambda: any(found)
 
 
-@pytest.mark.parametrize("begins", ["when it may", "with its reads", "with its writes"])
+BEGINS = {"when it may": "", "with its reads": "read an input", "with its writes": "wrote an output"}
+
+
+@pytest.mark.parametrize("begins", BEGINS)
 def test_a_candidate_that_may_begin_early_has_to_wait_at_the_timed_size(bench: TimingHarness, begins: str) -> None:
     writer = LateWriter()
     bench._session.hazards = writer  # type: ignore[misc, assignment]
 
     def begins_early(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+        before, early = y.clone(), None
         if begins == "with its reads":
             work()
-        if begins == "with its writes":
+            early = y.clone()
+            y.copy_(before)
+        elif begins == "with its writes":
             y[0] = 1.0
         while writer.written:
             writer.written.pop()()
-        if begins == "when it may":
+        if early is not None:
+            y.copy_(early)
+        else:  # also where something was written before, all is right in the end
             work()
-        elif begins == "with its writes":
-            rows = y[0].clone()
-            work()
-            y[0] = rows
 
     early = LaunchSequence(launches=(replace(LAUNCH, programmatic=True),))
-    found = bench.reads_early(bench.candidate(Candidate(begins_early), early))
-    assert ("read an input or wrote an output before" in found) == (begins != "when it may")
+    found = bench.begins_early(bench.candidate(Candidate(begins_early), early))
+    assert ("before the kernel before it had ended" in found) == (begins != "when it may")
+    assert found.startswith(BEGINS[begins])
     assert bench.data.changed() == ""
-    assert bench.reads_early(bench.candidate(Candidate(begins_early), ONE)) == ""
+    assert bench.begins_early(bench.candidate(Candidate(begins_early), ONE)) == ""
 
 
 def test_every_set_has_inputs_of_its_own_and_races_draw_others(bench: TimingHarness) -> None:

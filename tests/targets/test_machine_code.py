@@ -9,6 +9,7 @@ import pytest
 
 from evo.problem.render import Source
 from evo.targets import find_target
+from evo.targets._machine_code import has_fence
 
 GPU_TEXT = """
 __constant__ float table[4] = {1, 2, 3, 4};
@@ -94,3 +95,10 @@ def test_a_shared_librarys_hash_is_of_its_code_data_and_flags_and_not_of_comment
     ]
     assert hashes[0] == hashes[1]
     assert len({*hashes}) == 4
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90", "compute_90"])
+@pytest.mark.parametrize(("fence", "has"), [("", False), ("__threadfence_block();", False), ("__threadfence();", True)])
+def test_a_fence_for_other_blocks_is_seen_in_the_code(arch: str, fence: str, has: bool) -> None:
+    text = f'extern "C" __global__ void twice(float* p, int* n) {{ *p = 1; {fence} atomicAdd(n, 1); }}'
+    assert has_fence(find_target("cuda").compile(Source(text=text, target="cuda", entry="twice"), arch, Path()).code) == has

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Point = Mapping[str, Value]
 
+_EARLY = ("honest_and_early", "honest_and_all_early", "reads_early", "writes_output_early")
+
 
 def _problem(rows: int, cols: int) -> Workload:
     return Workload.of({"rows": rows, "cols": cols}, "float32")
@@ -56,13 +58,12 @@ def _space(target: str, workload: Workload, limits: Limits) -> Space:
 
 
 def _plan(target: str, point: Point, workload: Workload) -> tuple[LaunchPlan, ...]:
-    blocks, cheat, tiles = int(point.get("blocks", 4)), point["cheat"], (("cols", 256),)
+    blocks, cheat, tiles = int(point.get("blocks", 4)), str(point["cheat"]), (("cols", 256),)
     first = "missing" if cheat == "names_no_entry_point" else "partial_sums"
-    early = target == "cuda" and cheat in ("honest_and_early", "reads_early")
-    return (
-        LaunchPlan(threads=256, tiles=tiles, blocks_per_tile=blocks, entry=first),
-        LaunchPlan(threads=256, tiles=tiles, programmatic=early),
-    )
+    early = target == "cuda" and cheat in _EARLY
+    all_early = target == "cuda" and cheat in ("honest_and_all_early", "writes_workspace_early")
+    sums = LaunchPlan(threads=256, tiles=tiles, blocks_per_tile=blocks, entry=first, programmatic=all_early)
+    return (sums,) if "finish" in cheat else (sums, LaunchPlan(threads=256, tiles=tiles, programmatic=early))
 
 
 def _partial_size(target: str, point: Point, workload: Workload) -> tuple[int | str, ...]:
@@ -71,7 +72,11 @@ def _partial_size(target: str, point: Point, workload: Workload) -> tuple[int | 
 
 
 def _total_size(target: str, point: Point, workload: Workload) -> tuple[int | str, ...]:
-    return (int(point.get("blocks", 4)) if point["cheat"] == "honest_in_zeros" else 0, "cols")
+    return (int(point.get("blocks", 4)) if point["cheat"] in ("honest_in_zeros", "sums_by_atomics") else 0, "cols")
+
+
+def _arrivals(target: str, point: Point, workload: Workload) -> tuple[int | str, ...]:
+    return (int("finish" in str(point["cheat"])),)
 
 
 KERNEL = Kernel(
@@ -86,6 +91,7 @@ KERNEL = Kernel(
         Argument(name="x", kind="input"),
         Argument(name="partial", kind="workspace", dtype="float32", size=_partial_size),
         Argument(name="total", kind="workspace", dtype="float32", size=_total_size, zeroed=True),
+        Argument(name="arrivals", kind="workspace", dtype="int32", size=_arrivals, zeroed=True),
         Argument(name="y", kind="output", shape=("cols",)),
         Argument(name="rows", kind="scalar", dtype="int64"),
         Argument(name="cols", kind="scalar", dtype="int64"),
