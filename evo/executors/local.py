@@ -7,7 +7,6 @@ share cores. Each builder has a thread, and so has each device; what happens to 
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections import deque
@@ -19,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evo.errors import CompileError, TemplateError
+from evo.errors import CompileError, DeviceError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import AdaptiveTimeout, Device, Job, deliver, prepare_device
-from evo.executors._processes import SCRATCH, confine, end_with_children, end_with_command, limit_data, start_server
+from evo.executors._processes import confine, end_with_children, end_with_command, limit_data, make_scratch, start_server
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import load_kernel
@@ -46,7 +45,8 @@ class LocalExecutor:
         """Of builders, and of devices that are out of use."""
         self._turns = self.target.shares_cores
         start_server()
-        self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
+        self._scratch, mark = make_scratch()
+        self._mark = os.fdopen(mark)
         self._workers: set[Worker] = set()
         """Those that may not have ended, guarded by `_starting`."""
         self._starting = threading.Lock()
@@ -130,6 +130,7 @@ class LocalExecutor:
         for thread in self._threads:
             thread.join()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        self._mark.close()
 
     def _submit(self, queue: deque[Job], job: Job) -> Future[Any]:
         job.future.add_done_callback(self._outstanding.discard)
@@ -216,7 +217,7 @@ class LocalExecutor:
     # -- the builders' threads ----------------------------------------------------------------------------------------
 
     def _serve_builds(self, place: int) -> None:
-        with suppress(CancelledError, OSError):  # the first build has another one started
+        with suppress(CancelledError, DeviceError, OSError):  # the first build has another one started
             self._builder(place)
         while (begun := self._begin_build(place)) is not None:
             request, future = begun
