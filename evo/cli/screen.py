@@ -38,7 +38,7 @@ from evo.search.run import Finalist, Outcome
 
 LINE_EVERY_S = 5.0
 
-ENDING = "ending when what is in flight is done; a second signal ends it at once"
+ENDING = "ending when what is being timed is done, in 10 s at most; a second signal ends it at once"
 
 _REASON = 300
 """Characters of a reason that are printed."""

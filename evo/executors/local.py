@@ -5,6 +5,7 @@ share cores. Each builder has a thread, and so has each device; what happens to 
 """
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -31,6 +32,8 @@ from evo.targets import cached_build, find_target
 
 _AHEAD = 2
 """Measurements that a device worker is given: the one it is at, and the next, so that it need not wait for this process."""
+_KILLED = re.compile(r"signal terminated program|terminated with signal|exit code -\d")
+"""What a compiler says of a part of it that was killed, by a system that is out of memory or by somebody."""
 _NICE = 10
 """Of builders, where devices are timed meanwhile: launches, and the command that proposes, come first."""
 
@@ -51,7 +54,7 @@ class LocalExecutor:
         """Those that may not have ended, guarded by `_starting`."""
         self._starting = threading.Lock()
         self._outstanding: set[Future[Any]] = set()
-        self._closed = False
+        self._closed = self._winding_down = False
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         """Guards all of this object but the devices, and tells their threads that something has changed."""
@@ -115,6 +118,18 @@ class LocalExecutor:
                 )
         return tuple(sorted(found, key=lambda work: (work.stage == "ready", -work.seconds)))
 
+    def wind_down(self) -> None:
+        with self._changed:
+            self._winding_down = True
+            dropped = [job.future for job in (*self._builds, *self._measurements)]
+            self._builds.clear()
+            self._measurements.clear()
+            building = [w for w, at in zip(self._builders, self._building_at, strict=True) if w is not None and at is not None]
+        for future in dropped:
+            future.cancel()
+        for worker in building:
+            worker.kill()
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -139,8 +154,9 @@ class LocalExecutor:
             if self._first is None:
                 self._first = job.request
                 self._changed.notify_all()
-            if self._closed:
+            if self._closed or self._winding_down:
                 job.future.cancel()
+                return job.future
             queue.append(job)
             (self._may_build if queue is self._builds else self._changed).notify()
         return job.future
@@ -253,9 +269,9 @@ class LocalExecutor:
             built: Build = worker.collect({"build": limit_s})
         except WorkerLost as loss:
             self._builders[place] = None
-            self._losses += not self._closed
-            if self._closed:
+            if self._closed or self._winding_down:
                 raise CancelledError from None
+            self._losses += 1
             status, log = Status.CRASH, f"the builder {loss} while it compiled this, twice"
             if loss.status is Status.TIMEOUT:
                 status, log = Status.COMPILE_TIMEOUT, f"the build took longer than {limit_s:.3g} s"
@@ -267,6 +283,8 @@ class LocalExecutor:
             return Build(status=status, arch=request.arch, compiler="", source_digest="", seconds=seconds, log=log)
         if built.status is Status.OK and not built.cached:
             self._build_timeout.note(built.seconds)
+        if built.status is Status.COMPILE_ERROR and not again and _KILLED.search(built.log):
+            return self._build(place, request, started_s, again=True)
         if built.status is Status.COMPILE_ERROR and ran_out_of_memory(built.log):
             return replace(built, status=Status.OUT_OF_MEMORY)
         return built
