@@ -246,8 +246,10 @@ def _incidents(counts: Mapping[str, int]) -> str:
 
 
 def _waiting(progress: Progress) -> str:
-    """The candidate that the search waits for; empty before that takes long."""
+    """The candidate that the search waits for; empty before that takes long. What it waits for before its time begins."""
     order, work = progress.waiting or (None, None)
+    if not progress.begun and order is not None:
+        return "the device and its data are being made ready, and the time of the budget has not begun"
     return "" if work is None or work.seconds < LONG_S else f"waiting for candidate {order}: {told(work)}"
 
 

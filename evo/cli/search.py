@@ -706,9 +706,9 @@ def follow(
 
 @contextmanager
 def _signals(ending: Sequence[signal.Signals], *, said: bool) -> Iterator[list[Search]]:
-    """A list for the search that these signals end in order: the first when what is being timed is done, the second at once.
-    While none is in it, they raise KeyboardInterrupt, and so they do where a search does not end at once. said: a screen says
-    so. Outside of the main thread, where no handler can be installed, signals are left alone; so is one that is ignored, as
+    """A list for the search that these signals end in order: the first when what is being timed is done, the second at
+    once. While none is in it, they raise KeyboardInterrupt, and so they do where a search does not end at once. said: a
+    screen says so. Outside of the main thread, where no handler can be installed, signals are left alone; so is one that is ignored, as
     nohup has it."""
     searching: list[Search] = []
     received = 0

@@ -198,7 +198,7 @@ def mark_scratch(folder: Path) -> int:
 def is_marked(folder: Path, mark: int) -> bool:
     """Whether nothing has cleaned the folder away since `mark_scratch`."""
     with suppress(OSError):
-        return os.path.samestat(os.stat(folder / _MARK), os.fstat(mark))
+        return os.path.samestat((folder / _MARK).stat(), os.fstat(mark))
     return False
 
 

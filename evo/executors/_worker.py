@@ -310,7 +310,7 @@ class _Inside:
         self._tasks = open(pipe, "rb", closefd=False)  # noqa: SIM115
         self._output, self._mark = output, mark_scratch(output.parent)
         self._files = {descriptor: _identity(descriptor) for descriptor in (0, 1, 2, pipe)}
-        self._folder = os.stat(".")  # by this name, which it has even if it is removed
+        self._folder = Path().stat()  # by the name ".", which it has even if it is removed
         self._arithmetic = _arithmetic() if candidates else None
 
     def run_next(self) -> None:
@@ -366,7 +366,7 @@ class _Inside:
                 stream.flush()
         if closed := [str(d) for d, file in self._files.items() if _identity(d) != file]:
             return f"closed file descriptor {', '.join(closed)} of its process"
-        if not os.path.samestat(os.stat("."), self._folder):
+        if not os.path.samestat(Path().stat(), self._folder):
             return "changed the working directory of its process"
         if _arithmetic() != self._arithmetic:
             return "changed with how many threads its process computes, or how it rounds floating-point numbers"

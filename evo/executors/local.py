@@ -23,7 +23,14 @@ from evo.errors import CompileError, DeviceError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import AdaptiveTimeout, Device, Job, deliver, prepare_device
-from evo.executors._processes import confine, end_with_children, end_with_command, limit_data, make_scratch, start_server
+from evo.executors._processes import (
+    confine,
+    end_with_children,
+    end_with_command,
+    limit_data,
+    make_scratch,
+    start_server,
+)
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import load_kernel
@@ -124,7 +131,8 @@ class LocalExecutor:
             dropped = [job.future for job in (*self._builds, *self._measurements)]
             self._builds.clear()
             self._measurements.clear()
-            building = [w for w, at in zip(self._builders, self._building_at, strict=True) if w is not None and at is not None]
+            places = zip(self._builders, self._building_at, strict=True)
+            building = [worker for worker, at in places if worker is not None and at is not None]
         for future in dropped:
             future.cancel()
         for worker in building:

@@ -1,5 +1,5 @@
 """Where a lineage database is, how it is opened (SQLite by path or URL, PostgreSQL by URL), one sentence for everything
-that a driver can object to; whether a SQLite file that is open is still there, and copies of it, made while others use it."""
+that a driver can object to; whether a SQLite file that is open is still there; and copies of it, made while it is used."""
 
 import json
 import os

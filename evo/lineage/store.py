@@ -45,7 +45,9 @@ class Store:
     file, None for a server. writes: it was opened for writing.
     """
 
-    def __init__(self, engine: Engine, location: Location, closing: ExitStack, lock: WriterLock | None, *, writes: bool) -> None:
+    def __init__(
+        self, engine: Engine, location: Location, closing: ExitStack, lock: WriterLock | None, *, writes: bool
+    ) -> None:
         """lock: of a file that is opened for writing."""
         self._engine, self._location, self._closing, self._lock = engine, location, closing, lock
         self.path, self.writes = location.path, writes

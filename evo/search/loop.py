@@ -220,7 +220,8 @@ class Search:
         """Those that an interrupted search waits for."""
         self._last_until_s = inf
         self._kernel_checked_s = 0.0
-        self._before_s, self._started = run.elapsed_s, None
+        self._before_s = run.elapsed_s
+        self._started: float | None = None
         self.started_unix = time.time()
         """When the time of this part of the search began to count: after the replay, with the first timing."""
         self.progress = Progress(devices=executor.devices)
