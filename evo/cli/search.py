@@ -699,7 +699,7 @@ def follow(
 
                 outcome = execute(run, store, executor, update, on_search=searching.append, on_finals=finals)
             why = str(outcome.reason)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # the latter is what rich raises when nobody reads the output any more
             why = str(StopReason.INTERRUPTED)
     return None if why == StopReason.INTERRUPTED else outcome
 
@@ -708,8 +708,8 @@ def follow(
 def _signals(ending: Sequence[signal.Signals], *, said: bool) -> Iterator[list[Search]]:
     """A list for the search that these signals end in order: the first when what is being timed is done, the second at
     once. While none is in it, they raise KeyboardInterrupt, and so they do where a search does not end at once. said: a
-    screen says so. Outside of the main thread, where no handler can be installed, signals are left alone; so is one that is ignored, as
-    nohup has it."""
+    screen says so. Outside of the main thread, where no handler can be installed, signals are left alone; so is one that
+    is ignored, as nohup has it."""
     searching: list[Search] = []
     received = 0
 

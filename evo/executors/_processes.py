@@ -114,6 +114,7 @@ def _unnamed_socket() -> Iterator[None]:
 def _become_server() -> None:
     """Done once, when the server imports this module."""
     server, command = os.getpid(), os.getppid()
+    name_process("evo-server")
     write_output_to(Path(os.devnull))
     # A baseline that PyTorch compiles is compiled in its own process: others would be taken for a candidate's.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -233,6 +234,12 @@ def write_output_to(path: Path) -> None:
     for descriptor in (1, 2):
         os.dup2(target, descriptor)
     os.close(target)
+
+
+def name_process(name: str) -> None:
+    """What `top` and `ps` call this process (Linux), 15 characters at most."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def adopt_orphans() -> None:

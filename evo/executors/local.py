@@ -29,6 +29,7 @@ from evo.executors._processes import (
     end_with_command,
     limit_data,
     make_scratch,
+    name_process,
     start_server,
 )
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
@@ -310,6 +311,7 @@ class LocalExecutor:
 
 def prepare_builder(target: str, scratch: Path, memory_bytes: int) -> None:
     """A builder ends with its compiler: at once when it is ended, and when the process that wanted it is gone."""
+    name_process("evo-builder")
     confine(scratch, limit_files=True)
     limit_data(memory_bytes)
     if not find_target(target).shares_cores:  # imports what builds need

@@ -20,8 +20,8 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event,
 from evo.errors import EngineError, StoreError
 
 _BUSY_TIMEOUT_S = 10.0
-_CACHE_KIB = 16 << 10
-"""Pages that a writer keeps in memory; they are what is left of a file that another program overwrites."""
+CACHED_BYTES = 16 << 20
+"""Of its pages a writer keeps so much in memory: what is left of a file that another program overwrites."""
 _CONNECT_TIMEOUT_S = 10
 _SECRETS = frozenset({"password", "sslpassword"})  # options of libpq that a URL may carry after its '?'
 
@@ -140,7 +140,7 @@ def connect(location: Location, *, write: bool) -> Engine:
             # In WAL a killed process loses nothing this way; a power cut at most the last few candidates.
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            connection.execute(f"PRAGMA cache_size = -{CACHED_BYTES >> 10}")
         else:
             connection.execute("PRAGMA query_only = ON")
 

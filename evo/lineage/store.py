@@ -17,6 +17,7 @@ from evo.evaluation import Candidate, Evaluation, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.lineage import models as m
 from evo.lineage.database import (
+    CACHED_BYTES,
     READ_ONLY,
     Location,
     LostFileError,
@@ -35,6 +36,7 @@ from evo.lineage.write import Bases, clean_text, insert_candidate, insert_final,
 
 _AWAY_S = 600.0
 _PAUSE_S = 1.0
+_COUNT = select(func.count()).select_from(m.Candidate).where(m.Candidate.run_id == bindparam("counted"))
 _TOUCH = update(m.Run).where(m.Run.id == bindparam("touched"))
 
 
@@ -54,6 +56,8 @@ class Store:
         self._watched = WatchedFile(location.path) if lock is not None and location.path is not None else None
         self._run: StoredRun | None = None
         """That is being searched."""
+        self._candidates = 0
+        """That it has in the database."""
         self.bases = Bases()
         self.connections_lost = 0
         self._open: Connection | None = None
@@ -172,8 +176,12 @@ class Store:
         self._engine = connect(self._location, write=True)
         self._closing.callback(self._engine.dispose)
         self.bases.forget()
-        run = ("resume", self._run.name) if self._run is not None else ("runs",)
-        return LostFileError(f"{what}; all that was recorded is in {out}, go on with: {self.command(*run)}")
+        if self._run is None:
+            return LostFileError(f"{what}; what was recorded is in {out}")
+        with self.reading() as connection:
+            found = int(connection.scalar(_COUNT, {"counted": self._run.id}) or 0)
+        kept = "all that was recorded is" if found >= self._candidates else f"{found} of {self._candidates} candidates are"
+        return LostFileError(f"{what}; {kept} in {out}, go on with: {self.command('resume', self._run.name)}")
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -215,8 +223,18 @@ class Store:
         with self.transaction() as connection:
             run = read_run(connection, insert_run(connection, spec, environment))
             self._claims.take(run)  # before another process can see it
-        self._run = run
+        self._begin(run)
         return run
+
+    def _begin(self, run: StoredRun) -> None:
+        """Takes note of the run that is searched, for the case that the file is lost."""
+        if self._watched is None or (self._run is not None and self._run.id == run.id):
+            return
+        with self.reading() as connection:
+            self._candidates = int(connection.scalar(_COUNT, {"counted": run.id}) or 0)
+            if self.size() < CACHED_BYTES:
+                connection.exec_driver_sql("PRAGMA quick_check(1)")  # reads all of it
+        self._run = run
 
     def run(self, name: str) -> StoredRun:
         """By name, unique prefix or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
@@ -243,6 +261,7 @@ class Store:
                     if lost_s is not None:  # others may have found nobody who searches the run
                         state = {"status": RunStatus.RUNNING.value}
                     self._touch(connection, run, elapsed_s=elapsed_s, **state)
+                self._candidates += 1
                 return
             except LostFileError:
                 if self.path is not None and self._watched is None:
@@ -281,7 +300,6 @@ class Store:
     def claim(self, run: StoredRun) -> None:
         """Reserves a run for this process until the store is closed. Raises StoreError if another process searches it."""
         self._claims.take(run)
-        self._run = run
 
     def set_winner(self, run: StoredRun, task: int, order: int | None) -> None:
         """Names a task's winner, or takes that back. Raises EngineError for one of another task."""
@@ -311,7 +329,7 @@ class Store:
         with self.transaction() as connection:
             self._claims.take(run)
             self._touch(connection, run, elapsed_s=elapsed_s, **state)
-        self._run = run
+        self._begin(run)
 
     def evaluations(self, run: StoredRun) -> list[StoredEvaluation]:
         """Everything added so far, sorted by order."""
