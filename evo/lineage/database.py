@@ -128,6 +128,7 @@ def connect(location: Location, *, write: bool) -> Engine:
         location.url,
         creator=lambda: sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False),
         poolclass=QueuePool,
+        pool_use_lifo=True,  # one connection does nearly everything, and has in memory what it needs
         json_serializer=_write_json,
     )
 

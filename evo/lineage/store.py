@@ -230,9 +230,10 @@ class Store:
         """Takes note of the run that is searched, for the case that the file is lost."""
         if self._watched is None or (self._run is not None and self._run.id == run.id):
             return
+        small = self.size() < CACHED_BYTES
         with self.reading() as connection:
             self._candidates = int(connection.scalar(_COUNT, {"counted": run.id}) or 0)
-            if self.size() < CACHED_BYTES:
+            if small:
                 connection.exec_driver_sql("PRAGMA quick_check(1)")  # reads all of it
         self._run = run
 
