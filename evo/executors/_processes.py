@@ -85,6 +85,10 @@ def start_server() -> None:
     With SIGINT blocked, in it and in all its children: ^C on the terminal goes to every process there, and it is
     for the command alone to decide what becomes of its workers.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # it has been removed, and the standard library asks for its name
+        os.chdir("/")
     resource_tracker.ensure_running()  # first, for it leaves SIGINT unblocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -97,17 +101,22 @@ def start_server() -> None:
 @contextmanager
 def _unnamed_socket() -> Iterator[None]:
     """The socket of a server that is started inside loses its name in the file system, and is reached by a descriptor
-    (Linux): it outlives the folder for temporary files, and a command that is killed leaves no `pymp-` folder there."""
+    (Linux): it outlives the folder for temporary files, whose name may be too long for a socket, and a command that is
+    killed leaves no `pymp-` folder there."""
     server: Any = forkserver._forkserver
     config: Any = getattr(multiprocessing.process.current_process(), "_config")  # noqa: B009
-    kept, config["tempdir"] = config.get("tempdir"), str(folder := make_folder("evo-socket-"))
+    kept, folder = config.get("tempdir"), make_folder("evo-socket-")
+    opened, descriptors = os.open(folder, os.O_RDONLY | os.O_CLOEXEC), Path("/proc/self/fd")
+    place = descriptors / str(opened) if descriptors.is_dir() else folder
     try:
+        config["tempdir"] = str(place)
         yield
         address = Path(server._forkserver_address)
-        if address.parent == folder and (descriptors := Path("/proc/self/fd")).is_dir():
+        if place != folder and address.parent == place:
             server._forkserver_address = str(descriptors / str(os.open(address, os.O_PATH | os.O_CLOEXEC)))
     finally:
         config["tempdir"] = kept
+        os.close(opened)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -36,6 +36,9 @@ from evo.search.tasks import TaskExecutor, tasks_of
 
 _TICK_S = 0.2
 
+_FIRST_S = 60.0
+"""A first candidate may take so much longer than the budget."""
+
 _LAST_S = 10.0
 """What is being timed when a search is interrupted may take so long."""
 
@@ -128,7 +131,7 @@ class Progress:
     elapsed_s: float = 0.0
     devices: int = 1
     """That measure."""
-    begun: bool = False
+    begun: bool = True
     """The time of the budget runs: the device and its data are ready."""
     interrupted: bool = False
     """A signal ends the search when what is being timed is done."""
@@ -224,7 +227,7 @@ class Search:
         self._started: float | None = None
         self.started_unix = time.time()
         """When the time of this part of the search began to count: after the replay, with the first timing."""
-        self.progress = Progress(devices=executor.devices)
+        self.progress = Progress(devices=executor.devices, begun=False)
 
     def interrupt(self) -> None:
         """Safe in a signal handler: the loop begins nothing more, drops what is being built, and stops when what is being
@@ -312,11 +315,13 @@ class Search:
 
     def _time_is_up(self) -> bool:
         """Finals are part of the time that a user grants, as far as can be foreseen and as there is somebody for them. A
-        first candidate that is being measured is waited for."""
+        first candidate that is being measured is waited for, for a while."""
         seconds, finalists = self._budget.seconds, any(task.elites for task in self._tasks)
         progress = self.progress
-        if seconds is None or (progress.measuring and not progress.finished and not self._disturbed):
+        if seconds is None:
             return False
+        if progress.measuring and not progress.finished and not self._disturbed:
+            return self.elapsed_s >= seconds + _FIRST_S
         reserve = min(_FINALS_RESERVE * seconds, _FINALS_RESERVE_MAX_S * len(self._tasks)) if finalists else 0.0
         return self.elapsed_s >= seconds - reserve
 
