@@ -228,7 +228,7 @@ def _recorded(path: Path) -> int:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         try:
             return int(connection.execute("SELECT count(*) FROM candidate").fetchone()[0])
-        except sqlite3.OperationalError:  # no tables yet
+        except sqlite3.DatabaseError:  # no tables yet, or no database
             return 0
 
 
@@ -414,7 +414,7 @@ class Faulty:
         """Until more rows are recorded."""
         assert self._process is not None
         until = time.monotonic() + _WAIT_S
-        while len(_rows(self._db)) <= than:
+        while _recorded(self._db) <= than:
             if self._process.poll() is not None:
                 raise _Failure(f"the search ended with code {self._process.returncode}: {self._output.read_text()[-300:]}")
             if time.monotonic() > until:
