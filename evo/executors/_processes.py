@@ -142,12 +142,14 @@ def _become_server() -> None:
 
 def _leave_main_out() -> None:
     """Workers need nothing of the program that searches, and must not run it again: it may be a script without a guard. They
-    stay in the folder of the server, which may have been removed since."""
+    work in its current folder, unless that has been removed."""
     prepare: Any = spawn.prepare
 
     def prepare_without(data: dict[str, Any]) -> None:
-        own = data["name"] == WORKER
-        prepare({k: v for k, v in data.items() if not (own and k.startswith(("dir", "init_main_from_")))})
+        if data["name"] == WORKER:
+            gone = () if Path(data["dir"]).is_dir() else ("dir",)
+            data = {k: v for k, v in data.items() if not k.startswith((*gone, "init_main_from_"))}
+        prepare(data)
 
     setattr(spawn, "prepare", prepare_without)  # noqa: B010
 
