@@ -241,7 +241,8 @@ def _check_candidate(
         raise DeviceError(f"{why_not}; to compile it only, add --compile-only")
     observe = None if json else CheckLines("workloads")
     # A cache of its own: what is checked is what the compiler makes now, not what it once made.
-    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as folder, open_executor(target, Path(folder)) as executor:
+    cache = tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-")
+    with cache as folder, open_executor(target, Path(folder)) as executor:
         task = task_of(recorded, executor, seed)
         genome = Genome.of(recorded.parameters)
         cases = tuple(parse_case(task.problem, target, text) for text in texts)
