@@ -349,14 +349,14 @@ def test_an_error_of_python_in_a_process_where_a_candidate_ran_is_the_candidates
 
 
 def compiling_builder() -> psutil.Process | None:
-    """The builder that a compiler works for: above that, and below the server of workers."""
+    """The builder that a compiler works for, which is called so."""
     for compiler in compilers():
         try:
-            above = [p for p in compiler.parents() if p.pid == os.getpid() or p.name().startswith("python")]
+            builder = next((p for p in compiler.parents() if p.name() == "evo-builder"), None)
         except psutil.NoSuchProcess:
             continue
-        if len(above) > 2 and above[2].pid == os.getpid():
-            return above[0]
+        if builder is not None:
+            return builder
     return None
 
 
