@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evo.analysis.runs import Best, find_best
+from evo.analysis.failures import read_failures
+from evo.analysis.runs import Best, find_best, find_run
+from evo.cli import fill_standard_files
 from evo.cli.export import export_run
-from evo.cli.options import DEFAULT_DB, check_seed, make_console
+from evo.cli.options import DEFAULT_DB, check_seed, command_line, make_console
 from evo.cli.search import follow, open_again, open_search
-from evo.errors import UsageError
+from evo.errors import EvoError, UsageError
 from evo.executors import Executor
 from evo.lineage import StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel
 from evo.problem.space import Value
+from evo.report.text import counted
 
 __all__ = ["Run", "resume", "search"]
 
@@ -34,9 +37,18 @@ class Run:
 
     def best(self) -> tuple[Best, ...]:
         """For each workload the winner, with its time in microseconds, its speed-up over PyTorch and the interval; the
-        fastest so far where no final was held. Workloads of which nothing passed are left out."""
+        fastest so far where no final was held. Workloads of which nothing passed are left out; raises EvoError, which says
+        why, if that are all."""
         with Store.open(self.db, write=False) as store:
-            return find_best(store, run=self.name)
+            if found := find_best(store, run=self.name):
+                return found
+            run = find_run(store, self.name)
+            most = next(iter(read_failures(store, self.name).reasons), None)
+        ended = "interrupted" if self.interrupted else run.stop_reason
+        tried = f"of {counted(run.evaluations, 'candidate')} none passed" if run.evaluations else "no candidate was finished"
+        reason = f", most often {most.status.replace('_', ' ')}: {most.example}" if most is not None else ""
+        longer = f"search longer with Run.resume, or: {command_line(self.db, 'resume', self.name, '--budget', '10m')}"
+        raise EvoError(f"run {self.name} has no result ({ended}): {tried}{reason}; {longer}")
 
     def export(self, out: str | Path) -> list[Path]:
         """The files of a package that stands alone, written to the folder `out`, as `evo export --format module` does.
@@ -83,11 +95,13 @@ def search(
     kernel: its name, its folder, or a Kernel that was loaded from one: worker processes load it from there. budget: "60s",
     "10m", or seconds; 60 s where no limit is given. progress: prints how it goes.
 
-    An interrupt (SIGINT) ends the search in order; the run says so. Call it from any thread; only the main one sees
+    An interrupt (SIGINT) ends the search in order, a second one at once; the run says so. A search in which nothing passed
+    is no error; `Run.best` then says why. Call it from any thread; only the main one sees
     interrupts. Raises UsageError, which names the command's option, for what cannot be searched; EvoError where the work
     failed.
     """
     job: dict[str, Any] = dict(locals())  # by the parameters' names, which are the command's
+    fill_standard_files()
     if isinstance(kernel, Kernel):
         if kernel.folder == Path():
             raise UsageError(
@@ -136,6 +150,7 @@ def resume(
     run: its name, or a unique beginning. Raises UsageError for a run that is not there or has nothing left to do, and for
     another device, driver, compiler or PyTorch than it was measured with.
     """
+    fill_standard_files()
     db, place = os.fspath(db), {"devices": devices, "executor": executor, "scheduler": scheduler, "cluster": cluster}
     with open_again(run, db, None if budget is None else str(budget), evaluations, place) as (store, stored, workers):
         return _follow(store, stored, workers, db, progress, resumed=True)

@@ -131,6 +131,9 @@ class LandscapeExecutor:
     def renew_device(self) -> None:
         return None
 
+    def wind_down(self) -> None:
+        """Results that are on their way come, and are not waited for."""
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 

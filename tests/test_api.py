@@ -20,7 +20,7 @@ import evo.search.loop  # the package's name is the function's
 from evo.analysis.runs import BUSY
 from evo.api import Run
 from evo.cli import run as run_command
-from evo.errors import StoreError, UsageError
+from evo.errors import EvoError, StoreError, UsageError
 from evo.problem.kernel import load_kernel
 from tests.ended import run_python
 from tests.toy_kernel import write_kernel
@@ -133,6 +133,33 @@ def test_an_interrupt_ends_a_search_in_order_and_the_run_goes_on(toy: Path, tmp_
     assert again == [replace(run, interrupted=False)]
     with sqlite3.connect(db) as connection:
         assert connection.execute("select count(*) from final").fetchone() == (1,), "as many finalists as it began with"
+
+
+@pytest.mark.slow
+def test_a_search_without_a_result_says_why(tmp_path: Path) -> None:
+    wrong = write_kernel(tmp_path / "toy", ("wrong",))
+    run = evo.search(wrong, target="cpu", evaluations=2, name="none", db=tmp_path / "lineage.db", progress=False)
+    said = r"^run none has no result \(evaluations done\): of 2 candidates none passed, most often wrong: .*; search longer"
+    with pytest.raises(EvoError, match=said):
+        run.best()
+
+
+NO_CONSOLE = """
+import os, sys
+for descriptor in (0, 1, 2):
+    os.close(descriptor)
+sys.stdin = sys.stdout = sys.stderr = None
+import evo
+evo.search("./toy", target="cpu", evaluations=2, finalists=1, db="lineage.db")
+"""
+
+
+@pytest.mark.slow
+def test_a_program_without_a_console_searches(tmp_path: Path) -> None:
+    write_kernel(tmp_path / "toy")
+    root = str(Path(__file__).parent.parent)
+    assert run_python(tmp_path, "-c", NO_CONSOLE, PYTHONPATH=root).returncode == 0
+    assert len(Run(name="latest", db=str(tmp_path / "lineage.db"), interrupted=False).best()) == 1
 
 
 def test_what_cannot_be_searched_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from copy import copy
 from functools import cache, partial
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -40,11 +42,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     0 done, 1 the work failed, 2 bad usage, 130 interrupted with the state saved.
     """
+    fill_standard_files()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack a sign
     code = run(arguments)
     gc.freeze()  # the process ends: a last collection would take a sixth of the time of a short command
     sys.exit(code)
+
+
+def fill_standard_files() -> None:
+    """Opens the null device as each of the descriptors 0, 1 and 2 that is closed, as in a service or a program without a
+    console: a file or socket that got such a number would be taken for the standard input or output. What Python has no
+    stream for writes there, too."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= 2:
+        os.set_inheritable(descriptor, True)
+        descriptor = os.open(os.devnull, os.O_RDWR)
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

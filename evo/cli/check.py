@@ -4,6 +4,7 @@ What is looked at: all structural branches of a kernel, a recorded candidate com
 the best known one and the default in a race with the baselines.
 """
 
+import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,7 @@ from evo.cli.search import load_context, open_workers
 from evo.cli.tables import Terminal, short_workload, time_cells
 from evo.errors import DeviceError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Build, Status
+from evo.executors._processes import SCRATCH
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
@@ -246,7 +248,8 @@ def _check_candidate(
     kernel = recorded_kernel(recorded.kernel, None)
     cases = tuple(parse_case(kernel, target, text) for text in texts)
     # A cache of its own: what is checked is what the compiler makes now, not what it once made.
-    with tempfile.TemporaryDirectory(prefix="evo-check-") as folder, open_executor(target, Path(folder)) as executor:
+    cache = tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-")
+    with cache as folder, open_executor(target, Path(folder)) as executor:
         task = task_of(recorded, executor, seed)
         genome = Genome.of(recorded.parameters)
         results = check_candidate(

@@ -4,24 +4,32 @@ import multiprocessing
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import signal
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing import connection
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import psutil
 import typer
 from rich.console import Console
 from rich.progress import track
 from threadpoolctl import threadpool_limits
 
-from evo.analysis.replay import Replay, judge, mean_of, read_space
+from evo.analysis.replay import Replay, Score, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, make_console, parse_sampler_options, print_json
+from evo.cli.screen import LINE_EVERY_S
 from evo.cli.tables import figure, make_table
-from evo.errors import UsageError
+from evo.errors import EvoError, UsageError
 from evo.lineage.database import check_folder
-from evo.report.text import counted
+from evo.report.text import counted, duration
 from evo.search.samplers import find_sampler, sampler_names
 
 _ENOUGH = 12
@@ -56,17 +64,41 @@ def replay(
             find_sampler(name)(space, 0, options[name])
     pairs = [(path, name) for path in spaces for name in dict.fromkeys(names)]
     asked = [(path, name, options[name], in_flight, seed) for seed in range(repeats) for path, name in pairs]
-    found: dict[tuple[Path, str], list[Replay]] = {pair: [] for pair in pairs}
-    for (path, name, *_), made in zip(asked, _replay_all(asked, jobs or os.cpu_count() or 1), strict=True):
-        found[path, name].append(made)
-    scores = [judge(path, name, replays) for (path, name), replays in found.items()]
-    means = [mean_of(name, scores) for name in dict.fromkeys(names)]
+    found: dict[tuple[Path, str], list[Replay]] = {}
+    before = signal.getsignal(signal.SIGINT)
+    interrupted = False
+    try:
+        for (path, name, *_), made in _replay_all(asked, jobs or os.cpu_count() or 1):
+            found.setdefault((path, name), []).append(made)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from now on an interrupt ends the command at once
+        interrupted = True
+        done = sum(map(len, found.values()))
+        typer.echo(f"evo: interrupted; the scores are those of {done} of {len(asked)} replays", err=True)
+    scores = [judge(path, name, found[path, name]) for path, name in pairs if (path, name) in found]
+    means = [mean_of(name, scores) for name in dict.fromkeys(s.sampler for s in scores)]
     figures = _draw(plot, found) if plot is not None else []
+    _print(scores, means, figures, plot, repeats, in_flight, json=json)
+    signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _print(
+    scores: Sequence[Score],
+    means: Sequence[Score],
+    figures: Sequence[str],
+    plot: Path | None,
+    repeats: int,
+    in_flight: int,
+    *,
+    json: bool,
+) -> None:
     if json:
         print_json({"in_flight": in_flight, "repeats": repeats, "scores": scores, "means": means, "figures": figures})
         return
     table = make_table("space", "sampler", ">score", ">first tenth", ">evaluations", ">ms a proposal")
-    for s in [*scores, *(means if len(spaces) > 1 else ())]:
+    for s in [*scores, *(means if len({s.space for s in scores}) > 1 else ())]:
         scored = [figure(s.score, 3), figure(s.tenths[0], 3)] if s.tenths is not None else ["n/a", "n/a"]
         row = *scored, figure(s.evaluations, 0), figure(s.proposal_ms)
         table.add_row(s.space, s.sampler, *row)
@@ -94,18 +126,55 @@ def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str
     return found
 
 
-def _replay_all(asked: Sequence[tuple[Path, str, Mapping[str, object], int, int]], jobs: int) -> Iterator[Replay]:
-    """In their order; on a terminal with a bar that shows how far it is."""
-    context = multiprocessing.get_context("spawn")
+_Asked = tuple[Path, str, Mapping[str, object], int, int]
+
+
+def _replay_all(asked: Sequence[_Asked], jobs: int) -> Iterator[tuple[_Asked, Replay]]:
+    """As they are done, about in their order. A bar on a terminal shows how far that is, elsewhere a line every few seconds,
+    after a minute every minute. Raises EvoError where a process is killed; ends the processes, however it ends."""
+    pool = ProcessPoolExecutor(min(jobs, len(asked)), multiprocessing.get_context("spawn"), initializer=_begin)
     console = Console(stderr=True)
-    with ProcessPoolExecutor(min(jobs, len(asked)), context, initializer=_use_one_thread) as pool:
-        made = pool.map(replay_once, *zip(*asked, strict=True))
-        yield from track(made, "replaying", len(asked), console=console, transient=True, disable=not console.is_terminal)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of the processes, too: ^C is for the command
+    try:
+        futures = {pool.submit(replay_once, *one): one for one in asked}
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if console.is_terminal:
+            made = track(as_completed(futures), "replaying", len(asked), console=console, transient=True)
+        else:
+            made = _told(futures)
+        for future in made:
+            yield futures[future], future.result()
+    except BrokenProcessPool as error:
+        raise EvoError("a process that replays was killed, perhaps for want of memory; try fewer --jobs") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in psutil.Process().children():
+            with suppress(psutil.Error):
+                if any("spawn_main" in word for word in process.cmdline()):
+                    process.kill()
 
 
-def _use_one_thread() -> None:
-    """Of this module, which imports numpy: a library that is loaded later would take all cores in every process."""
+def _told(futures: Collection[Future[Replay]]) -> Iterator[Future[Replay]]:
+    """As they are done."""
+    pending, began = set(futures), time.monotonic()
+    told_s = began
+    while pending:
+        done, pending = wait(pending, timeout=LINE_EVERY_S, return_when=FIRST_COMPLETED)
+        yield from done
+        now, number = time.monotonic(), len(futures) - len(pending)
+        if now - told_s >= (LINE_EVERY_S if now - began < 60 else 12 * LINE_EVERY_S):
+            told_s = now
+            left = f", about {duration((now - began) * (len(futures) / number - 1))} left" if number else ""
+            typer.echo(f"evo: {number} of {len(futures)} replays are done{left}", err=True)
+
+
+def _begin() -> None:
+    """In a process: it imports numpy, and a library that is loaded later would take all cores. It ends with the command."""
     threadpool_limits(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (connection.wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 def _draw(folder: Path, found: Mapping[tuple[Path, str], Sequence[Replay]]) -> list[str]:

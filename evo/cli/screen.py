@@ -38,7 +38,7 @@ from evo.search.run import Finalist, Outcome
 
 LINE_EVERY_S = 5.0
 
-ENDING = "ending when what is in flight is done; a second signal ends it at once"
+ENDING = "ending when what is being timed is done, in 10 s at most; a second signal ends it at once"
 
 _REASON = 300
 """Characters of a reason that are printed."""
@@ -242,8 +242,10 @@ def _incidents(counts: Mapping[str, int]) -> str:
 
 
 def _waiting(progress: Progress) -> str:
-    """The candidate that the search waits for; empty before that takes long."""
+    """The candidate that the search waits for; empty before that takes long. What it waits for before its time begins."""
     order, work = progress.waiting or (None, None)
+    if not progress.begun and order is not None:
+        return "the device and its data are being made ready, and the time of the budget has not begun"
     return "" if work is None or work.seconds < LONG_S else f"waiting for candidate {order}: {told(work)}"
 
 

@@ -756,25 +756,37 @@ def follow(
 
                 outcome = execute(run, store, executor, update, on_search=searching.append, on_finals=finals)
             why = str(outcome.reason)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # the latter is what rich raises when nobody reads the output any more
             why = str(StopReason.INTERRUPTED)
     return None if why == StopReason.INTERRUPTED else outcome
 
 
 @contextmanager
 def _signals(ending: Sequence[signal.Signals], *, said: bool) -> Iterator[list[Search]]:
-    """A list for the search that the next of these signals ends in order. While none is in it, they raise
-    KeyboardInterrupt. said: a screen says so. Outside of the main thread, where no handler can be installed, signals are
-    left alone; so is one that is ignored, as nohup has it."""
+    """A list for the search that these signals end in order: the first when what is being timed is done, the second at
+    once. While none is in it, they raise KeyboardInterrupt, and so they do where a search does not end at once. said: a
+    screen says so. Outside of the main thread, where no handler can be installed, signals are left alone; so is one that
+    is ignored, as nohup has it."""
     searching: list[Search] = []
+    received = 0
 
     def stop(number: int, frame: object) -> None:
-        if not searching or searching[-1].over:
+        nonlocal received
+        received += 1
+        if not searching or searching[-1].over or received > _AT_ONCE:
             raise KeyboardInterrupt
-        searching.pop().interrupt()
-        if not said:
+        searching[-1].interrupt()
+        if received == _AT_ONCE:  # unless the database or a sampler keeps it
+            again = threading.Timer(_LONGEST_S, once_more, (searching[-1], number))
+            again.daemon = True
+            again.start()
+        elif not said:
             with suppress(OSError):  # the terminal may be gone
                 os.write(2, f"evo: {ENDING}\n".encode())
+
+    def once_more(search: Search, number: int) -> None:
+        if not search.over:
+            os.kill(os.getpid(), number)
 
     if threading.current_thread() is not threading.main_thread():
         ending = ()
@@ -783,5 +795,10 @@ def _signals(ending: Sequence[signal.Signals], *, said: bool) -> Iterator[list[S
     try:
         yield searching
     finally:
+        searching.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+_AT_ONCE, _LONGEST_S = 2, 0.5
+"""That many signals end a search at once, or raise an exception after so long."""

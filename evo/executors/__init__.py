@@ -110,6 +110,11 @@ class Executor(Protocol):
         """Work submitted from now on runs in a fresh device process."""
         ...
 
+    def wind_down(self) -> None:
+        """Begins nothing more. Builds are ended, and their futures cancelled, as are those of measurements that wait; what
+        is being measured goes on."""
+        ...
+
     def close(self) -> None:
         """Ends every process; outstanding futures are cancelled."""
         ...

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from evo.errors import DeviceError, EngineError, KernelError, LaunchError
 from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
-from evo.executors._processes import adopt_orphans, confine, end_with_command, limit_data, reap_child
+from evo.executors._processes import adopt_orphans, confine, end_with_command, limit_data, name_process, reap_child
 from evo.executors._worker import Worker, WorkerLost, enter_stage
 from evo.measure import RaceRequest, RaceResult, Request, TaskData
 from evo.problem.kernel import Workload, load_kernel
@@ -122,7 +122,7 @@ class Device:
     def open(self) -> None:
         """Has a process started, if that is possible: then it is there when it is needed."""
         if self._worker is None:
-            with suppress(CancelledError, OSError):
+            with suppress(CancelledError, DeviceError, OSError):
                 self._worker = self._start()
                 self._worker.post(open_device, answered=False)
 
@@ -342,6 +342,7 @@ def prepare_device(target: str, scratch: Path, memory_bytes: int, device: str = 
     """Opens nothing yet. device: the only one that the process is to see, by its identity; all, if that is empty."""
     if device:
         find_target(target).restrict([device])
+    name_process("evo-device")
     confine(scratch, limit_files=find_target(target).shares_cores)
     adopt_orphans()
     end_with_command()

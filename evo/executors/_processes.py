@@ -13,6 +13,8 @@ Limits hold accidents, not attackers: a candidate is code that runs as the user.
 
 import atexit
 import ctypes
+import errno
+import fcntl
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -24,16 +26,21 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from evo.errors import DeviceError
+
 SCRATCH = "evo-work-"
 """How folders for temporary files are called; the number of the command's process follows."""
+
+_MARK = "in-use"
+"""A file in such a folder, which everybody who works there has open and locked."""
 
 _IMPORTED = [
     "evo.executors._processes",  # first: from then on nothing is said on the terminal
@@ -72,22 +79,51 @@ _ANY_CHILD = 0x40000000
 
 
 def start_server() -> None:
-    """Starts the server ahead of its first worker, so that it gets ready while the command reads its arguments.
+    """Starts the server, ahead of its first worker, so that it gets ready while the command reads its arguments, or anew
+    where it is gone. Raises DeviceError where no folder for temporary files can be written.
 
     With SIGINT blocked, in it and in all its children: ^C on the terminal goes to every process there, and it is
     for the command alone to decide what becomes of its workers.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # it has been removed, and the standard library asks for its name
+        os.chdir("/")
     resource_tracker.ensure_running()  # first, for it leaves SIGINT unblocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        forkserver.ensure_running()
+        with _unnamed_socket():
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _unnamed_socket() -> Iterator[None]:
+    """The socket of a server that is started inside loses its name in the file system, and is reached by a descriptor
+    (Linux): it outlives the folder for temporary files, whose name may be too long for a socket, and a command that is
+    killed leaves no `pymp-` folder there."""
+    server: Any = forkserver._forkserver
+    config: Any = getattr(multiprocessing.process.current_process(), "_config")  # noqa: B009
+    kept, folder = config.get("tempdir"), make_folder("evo-socket-")
+    opened, descriptors = os.open(folder, os.O_RDONLY | os.O_CLOEXEC), Path("/proc/self/fd")
+    place = descriptors / str(opened) if descriptors.is_dir() else folder
+    try:
+        config["tempdir"] = str(place)
+        yield
+        address = Path(server._forkserver_address)
+        if place != folder and address.parent == place:
+            server._forkserver_address = str(descriptors / str(os.open(address, os.O_PATH | os.O_CLOEXEC)))
+    finally:
+        config["tempdir"] = kept
+        os.close(opened)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _become_server() -> None:
     """Done once, when the server imports this module."""
     server, command = os.getpid(), os.getppid()
+    name_process("evo-server")
     write_output_to(Path(os.devnull))
     # A baseline that PyTorch compiles is compiled in its own process: others would be taken for a candidate's.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -105,12 +141,15 @@ def _become_server() -> None:
 
 
 def _leave_main_out() -> None:
-    """Workers need nothing of the program that searches, and must not run it again: it may be a script without a guard."""
+    """Workers need nothing of the program that searches, and must not run it again: it may be a script without a guard. They
+    work in its current folder, unless that has been removed."""
     prepare: Any = spawn.prepare
 
     def prepare_without(data: dict[str, Any]) -> None:
-        own = data["name"] == WORKER
-        prepare({k: v for k, v in data.items() if not (own and k.startswith("init_main_from_"))})
+        if data["name"] == WORKER:
+            gone = () if Path(data["dir"]).is_dir() else ("dir",)
+            data = {k: v for k, v in data.items() if not k.startswith((*gone, "init_main_from_"))}
+        prepare(data)
 
     setattr(spawn, "prepare", prepare_without)  # noqa: B010
 
@@ -125,6 +164,54 @@ def leave_server() -> None:
         with suppress(AttributeError, TypeError, OSError):
             os.close(getattr(holder, name))
             setattr(holder, name, None)
+
+
+# -- folders for temporary files ----------------------------------------------------------------------------------
+
+
+def make_folder(prefix: str) -> Path:
+    """A new folder for temporary files. Raises DeviceError where none can be made."""
+    try:
+        try:
+            return Path(tempfile.mkdtemp(prefix=prefix))
+        except FileNotFoundError:  # the place that was found at first has been removed since: another one is looked for
+            tempfile.tempdir = None
+            return Path(tempfile.mkdtemp(prefix=prefix))
+    except OSError as error:
+        raise DeviceError(
+            f"no folder for temporary files can be made ({error.strerror or error}): free some space in"
+            f" {os.environ.get('TMPDIR', '/tmp')}, or set TMPDIR to a folder that exists"
+        ) from error
+
+
+def make_scratch() -> tuple[Path, int]:
+    """A folder for the workers of a command, and a descriptor of its mark, which says that it is in use. Folders of
+    commands that were killed are removed. Raises DeviceError."""
+    folder = make_folder(f"{SCRATCH}{os.getpid()}-")
+    for mark in folder.parent.glob(f"{SCRATCH}*/{_MARK}"):
+        with suppress(OSError), mark.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(mark.parent, ignore_errors=True)
+    return folder, mark_scratch(folder)
+
+
+def mark_scratch(folder: Path) -> int:
+    """Marks a scratch folder as in use for as long as the descriptor that it returns is open. Makes the folder again where
+    something has cleaned it away. Raises OSError."""
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, f"{folder} belongs to somebody else")
+    mark = os.open(folder / _MARK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    with suppress(OSError):  # a file system without locks, or another command that looks at it just now
+        fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return mark
+
+
+def is_marked(folder: Path, mark: int) -> bool:
+    """Whether nothing has cleaned the folder away since `mark_scratch`."""
+    with suppress(OSError):
+        return os.path.samestat((folder / _MARK).stat(), os.fstat(mark))
+    return False
 
 
 # -- the parent watchdog ------------------------------------------------------------------------------------------
@@ -158,6 +245,12 @@ def write_output_to(path: Path) -> None:
     for descriptor in (1, 2):
         os.dup2(target, descriptor)
     os.close(target)
+
+
+def name_process(name: str) -> None:
+    """What `top` and `ps` call this process (Linux), 15 characters at most."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def adopt_orphans() -> None:

@@ -31,9 +31,12 @@ from evo.executors._processes import (
     WORKERS,
     end_strays,
     end_tree,
+    is_marked,
     known_workers,
     leave_server,
+    mark_scratch,
     reap_child,
+    start_server,
     write_output_to,
 )
 from evo.targets import classify
@@ -48,6 +51,9 @@ _DYING_S = 3.0
 
 _LAST_WORDS = 2000
 """Bytes of what a worker printed that a log repeats."""
+
+_CLEANED = 3
+"""How often a task is run whose temporary files are cleaned away under it, each time."""
 
 _CANNOT_ANSWER = 97
 """Exit code of a worker whose pipe is gone."""
@@ -116,6 +122,7 @@ class Worker:
         self._started = False
         self._outgoing, self._received = bytearray(), bytearray()
         with STARTING:
+            start_server()
             self._process = WORKERS.Process(
                 target=_serve,
                 args=(theirs, self._output, prepare, arguments, candidates),
@@ -298,11 +305,12 @@ def exit_status(exitcode: int) -> tuple[Status, str]:
 class _Inside:
     """The worker's own end of the pipe; and, where candidates run in its process, what they must leave as they found it."""
 
-    def __init__(self, pipe: int, *, candidates: bool) -> None:
+    def __init__(self, pipe: int, output: Path, *, candidates: bool) -> None:
         self._pipe, self._pid, self._candidates = pipe, os.getpid(), candidates
         self._tasks = open(pipe, "rb", closefd=False)  # noqa: SIM115
+        self._output, self._mark = output, mark_scratch(output.parent)
         self._files = {descriptor: _identity(descriptor) for descriptor in (0, 1, 2, pipe)}
-        self._folder = Path.cwd().stat()
+        self._folder = Path().stat()  # by the name ".", which it has even if it is removed
         self._arithmetic = _arithmetic() if candidates else None
 
     def run_next(self) -> None:
@@ -310,7 +318,16 @@ class _Inside:
         task, arguments, answered = pickle.load(self._tasks)
         with suppress(OSError):
             os.ftruncate(2, 0)  # what earlier tasks printed
+        for _ in range(_CLEANED):
+            answer = self._run(task, arguments)
+            if is_marked(self._output.parent, self._mark):
+                break  # else its temporary files were cleaned away under it, which is nobody's fault here
+        if answered:
+            self.send(answer)
+
+    def _run(self, task: Callable[..., Any], arguments: tuple[Any, ...]) -> _Answer:
         try:
+            self._restore_scratch()
             answer = _Answer(value=task(*arguments))
             self.check()
         except (_SideEffectError, EvoError) as error:
@@ -318,8 +335,23 @@ class _Inside:
         except BaseException as error:  # of a class that the other side may not know
             text = "".join(traceback.format_exception(error))
             answer = _Answer(error=EngineError(f"{type(error).__name__}: {error}\n{text}"))
-        if answered:
-            self.send(answer)
+        return answer
+
+    def _restore_scratch(self) -> None:
+        """Raises DeviceError."""
+        if is_marked(self._output.parent, self._mark):
+            return
+        try:
+            mark = mark_scratch(self._output.parent)
+            write_output_to(self._output)
+        except OSError as error:
+            raise DeviceError(
+                f"the folder for temporary files {self._output.parent} was removed, and cannot be made again"
+                f" ({error.strerror}): set TMPDIR to another one"
+            ) from error
+        os.dup2(mark, self._mark, inheritable=False)
+        os.close(mark)
+        self._files |= {descriptor: _identity(descriptor) for descriptor in (1, 2)}
 
     def check(self) -> None:
         """Raises _SideEffectError."""
@@ -334,11 +366,7 @@ class _Inside:
                 stream.flush()
         if closed := [str(d) for d, file in self._files.items() if _identity(d) != file]:
             return f"closed file descriptor {', '.join(closed)} of its process"
-        try:
-            moved = not os.path.samestat(Path.cwd().stat(), self._folder)
-        except OSError:
-            moved = True
-        if moved:
+        if not os.path.samestat(Path().stat(), self._folder):
             return "changed the working directory of its process"
         if _arithmetic() != self._arithmetic:
             return "changed with how many threads its process computes, or how it rounds floating-point numbers"
@@ -396,9 +424,10 @@ def _serve(
 ) -> None:
     """What a worker does from beginning to end."""
     leave_server()
+    os.close(mark_scratch(output.parent))  # it is made again where it was cleaned away
     write_output_to(output)
     prepare(*arguments)
-    inside = _Inside(conn.fileno(), candidates=candidates)
+    inside = _Inside(conn.fileno(), output, candidates=candidates)
     _inside[:] = [inside]
     try:
         inside.send(_Answer())

@@ -188,6 +188,16 @@ class DaskExecutor:
         ]
         return tuple(sorted(found, key=lambda work: -work.seconds))
 
+    def wind_down(self) -> None:
+        """Tasks that run go on; nobody waits for those that build."""
+        with self._lock:
+            dropped = [job for job in self._jobs if job.building]
+            self._jobs.difference_update(dropped)
+        for job in dropped:
+            job.future.cancel()
+        with suppress(Exception):  # the connection may be lost
+            self._client.cancel([job.task for job in dropped if job.task is not None])
+
     def close(self) -> None:
         with self._lock:
             if self._closed.is_set():

@@ -5,9 +5,9 @@ share cores. Each builder has a thread, and so has each device; what happens to 
 """
 
 import os
+import re
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections import deque
@@ -19,11 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evo.errors import CompileError, TemplateError
+from evo.errors import CompileError, DeviceError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import AdaptiveTimeout, Device, Job, deliver, prepare_device
-from evo.executors._processes import SCRATCH, confine, end_with_children, end_with_command, limit_data, start_server
+from evo.executors._processes import (
+    confine,
+    end_with_children,
+    end_with_command,
+    limit_data,
+    make_scratch,
+    name_process,
+    start_server,
+)
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import load_kernel
@@ -32,6 +40,8 @@ from evo.targets import cached_build, find_target
 
 _AHEAD = 2
 """Measurements that a device worker is given: the one it is at, and the next, so that it need not wait for this process."""
+_KILLED = re.compile(r"signal terminated program|terminated with signal|exit code -\d")
+"""What a compiler says of a part of it that was killed, by a system that is out of memory or by somebody."""
 _NICE = 10
 """Of builders, where devices are timed meanwhile: launches, and the command that proposes, come first."""
 
@@ -46,12 +56,13 @@ class LocalExecutor:
         """Of builders, and of devices that are out of use."""
         self._turns = self.target.shares_cores
         start_server()
-        self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
+        self._scratch, mark = make_scratch()
+        self._mark = os.fdopen(mark)
         self._workers: set[Worker] = set()
         """Those that may not have ended, guarded by `_starting`."""
         self._starting = threading.Lock()
         self._outstanding: set[Future[Any]] = set()
-        self._closed = False
+        self._closed = self._winding_down = False
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         """Guards all of this object but the devices, and tells their threads that something has changed."""
@@ -115,6 +126,19 @@ class LocalExecutor:
                 )
         return tuple(sorted(found, key=lambda work: (work.stage == "ready", -work.seconds)))
 
+    def wind_down(self) -> None:
+        with self._changed:
+            self._winding_down = True
+            dropped = [job.future for job in (*self._builds, *self._measurements)]
+            self._builds.clear()
+            self._measurements.clear()
+            places = zip(self._builders, self._building_at, strict=True)
+            building = [worker for worker, at in places if worker is not None and at is not None]
+        for future in dropped:
+            future.cancel()
+        for worker in building:
+            worker.kill()
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -130,6 +154,7 @@ class LocalExecutor:
         for thread in self._threads:
             thread.join()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        self._mark.close()
 
     def _submit(self, queue: deque[Job], job: Job) -> Future[Any]:
         job.future.add_done_callback(self._outstanding.discard)
@@ -138,8 +163,9 @@ class LocalExecutor:
             if self._first is None:
                 self._first = job.request
                 self._changed.notify_all()
-            if self._closed:
+            if self._closed or self._winding_down:
                 job.future.cancel()
+                return job.future
             queue.append(job)
             (self._may_build if queue is self._builds else self._changed).notify()
         return job.future
@@ -216,7 +242,7 @@ class LocalExecutor:
     # -- the builders' threads ----------------------------------------------------------------------------------------
 
     def _serve_builds(self, place: int) -> None:
-        with suppress(CancelledError, OSError):  # the first build has another one started
+        with suppress(CancelledError, DeviceError, OSError):  # the first build has another one started
             self._builder(place)
         while (begun := self._begin_build(place)) is not None:
             request, future = begun
@@ -252,9 +278,9 @@ class LocalExecutor:
             built: Build = worker.collect({"build": limit_s})
         except WorkerLost as loss:
             self._builders[place] = None
-            self._losses += not self._closed
-            if self._closed:
+            if self._closed or self._winding_down:
                 raise CancelledError from None
+            self._losses += 1
             status, log = Status.CRASH, f"the builder {loss} while it compiled this, twice"
             if loss.status is Status.TIMEOUT:
                 status, log = Status.COMPILE_TIMEOUT, f"the build took longer than {limit_s:.3g} s"
@@ -266,6 +292,8 @@ class LocalExecutor:
             return Build(status=status, arch=request.arch, compiler="", source_digest="", seconds=seconds, log=log)
         if built.status is Status.OK and not built.cached:
             self._build_timeout.note(built.seconds)
+        if built.status is Status.COMPILE_ERROR and not again and _KILLED.search(built.log):
+            return self._build(place, request, started_s, again=True)
         if built.status is Status.COMPILE_ERROR and ran_out_of_memory(built.log):
             return replace(built, status=Status.OUT_OF_MEMORY)
         return built
@@ -283,6 +311,7 @@ class LocalExecutor:
 
 def prepare_builder(target: str, scratch: Path, memory_bytes: int) -> None:
     """A builder ends with its compiler: at once when it is ended, and when the process that wanted it is gone."""
+    name_process("evo-builder")
     confine(scratch, limit_files=True)
     limit_data(memory_bytes)
     if not find_target(target).shares_cores:  # imports what builds need

@@ -1,5 +1,5 @@
 """Where a lineage database is, how it is opened (SQLite by path or URL, PostgreSQL by URL), one sentence for everything
-that a driver can object to, and backups of a SQLite file, made while others read and write it."""
+that a driver can object to; whether a SQLite file that is open is still there; and copies of it, made while it is used."""
 
 import json
 import os
@@ -20,6 +20,8 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event,
 from evo.errors import EngineError, StoreError
 
 _BUSY_TIMEOUT_S = 10.0
+CACHED_BYTES = 16 << 20
+"""Of its pages a writer keeps so much in memory: what is left of a file that another program overwrites."""
 _CONNECT_TIMEOUT_S = 10
 _SECRETS = frozenset({"password", "sslpassword"})  # options of libpq that a URL may carry after its '?'
 
@@ -138,6 +140,7 @@ def connect(location: Location, *, write: bool) -> Engine:
         location.url,
         creator=lambda: sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False),
         poolclass=QueuePool,
+        pool_use_lifo=True,  # one connection does nearly everything, and has in memory what it needs
         json_serializer=_write_json,
     )
 
@@ -151,6 +154,7 @@ def connect(location: Location, *, write: bool) -> Engine:
             # In WAL a killed process loses nothing this way; a power cut at most the last few candidates.
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute(f"PRAGMA cache_size = -{CACHED_BYTES >> 10}")
         else:
             connection.execute("PRAGMA query_only = ON")
 
@@ -215,7 +219,11 @@ class EmptyError(StoreError):
 
 
 class UnreachableError(StoreError):
-    """The connection to a server is lost, or cannot be made."""
+    """The connection to a server is lost, or cannot be made; or another program holds the lock of a file."""
+
+
+class LostFileError(StoreError):
+    """The file of a database is not there any more, or must not be written to. `str()` says where the records are."""
 
 
 @contextmanager
@@ -244,7 +252,8 @@ def _explain(place: Location, error: BaseException, *, connected: bool) -> Store
     if isinstance(code, int) and code & 0xFF == _DAMAGED and place.path is not None:
         return damage(place.path)
     if isinstance(code, int) and code & 0xFF in _SQLITE:
-        return StoreError(f"{place} {_SQLITE[code & 0xFF]}")
+        kind = UnreachableError if _SQLITE[code & 0xFF] is _BUSY else StoreError
+        return kind(f"{place} {_SQLITE[code & 0xFF]}")
     if getattr(error, "sqlstate", None) == _NO_RIGHTS:
         return StoreError(f"{place} does not let this user do that; ask for the rights to create and write tables")
     if not connected and not isinstance(error, sqlite3.Error):  # psycopg, whose words have no password in them
@@ -259,43 +268,157 @@ def _explain(place: Location, error: BaseException, *, connected: bool) -> Store
     return StoreError(f"{place} cannot be used: {first_line(error)}")
 
 
+# -- a file that is open -----------------------------------------------------------------------------------------
+
+
+class WatchedFile:
+    """The file of a database that is open for writing: whether it is still what it was, which SQLite does not ask. It goes
+    on with the files that it has open, whatever becomes of their names.
+
+    path: where the file is, without symbolic links.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self._file, self._log = _identity(self.path), self._find_log()
+        self._was_writable = self._is_writable()
+        self.note()
+
+    def note(self) -> None:
+        """To be called when the database has been written to."""
+        self._changed = _change(self.path)
+        self._begin = _begin(self.path)
+
+    def fault(self, run: str | None) -> str:
+        """What has become of the file, if it must not be written to; else empty. run: the uid of a run that it holds."""
+        found = _identity(self.path)
+        if found is None:
+            return "was deleted or moved"
+        if found != self._file:
+            return "was replaced by another file"
+        if run is not None and self._changed != (now := _change(self.path)):
+            # Other programs may write, too. Whoever brings records into the file itself brings the run, which is older.
+            if self._begin != _begin(self.path) and not _holds(self.path, run):
+                return "was overwritten by another program"
+            self._changed = now
+        return READ_ONLY if self._was_writable and not self._is_writable() else ""
+
+    def _is_writable(self) -> bool:
+        with suppress(OSError):
+            return os.access(self.path, os.W_OK) and self.path.stat().st_mode & 0o222 != 0
+        return False
+
+    def has_lost_log(self) -> bool:
+        """Whether a file of the write-ahead log is not what it was: records in it are seen by nobody else, and are gone
+        with the process."""
+        found = self._find_log()
+        lost = any(was is not None and found[name] != was for name, was in self._log.items())
+        self._log |= {name: now for name, now in found.items() if self._log[name] is None}
+        return lost
+
+    def remove_log(self) -> None:
+        """Deletes what is left of the write-ahead log, which SQLite would take for that of another file of this name."""
+        for name, was in self._find_log().items():
+            if was is not None and was == self._log[name]:
+                self.path.with_name(name).unlink(missing_ok=True)
+
+    def _find_log(self) -> dict[str, tuple[int, int] | None]:
+        names = (self.path.name + end for end in ("-wal", "-shm"))
+        return {name: _identity(self.path.with_name(name)) for name in names}
+
+
+READ_ONLY = "was made read-only"
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Of a file; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _change(path: Path) -> tuple[int, int]:
+    """Differs when a file has been written to."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_mtime_ns, found.st_size
+    return 0, 0
+
+
+def _begin(path: Path) -> bytes:
+    """A file's header, which has a counter of changes."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(100)
+    return b""
+
+
+def _holds(path: Path, run: str) -> bool:
+    """Whether the file itself, without its write-ahead log, holds a run."""
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)) as connection:
+            return connection.execute("SELECT 1 FROM run WHERE uid = ?", (run,)).fetchone() is not None
+    except sqlite3.Error:
+        return False
+
+
+def rescue(path: Path, source: sqlite3.Connection) -> Path | None:
+    """Writes what a connection still has of a file that is lost to a new one, beside it or else where there is room, and
+    returns where. None if that is nowhere possible."""
+    for folder in (path.parent, Path(tempfile.gettempdir()), Path.home()):
+        out = folder / f"{path.stem}.recovered-{_now()}{path.suffix}"
+        with suppress(StoreError, OSError, sqlite3.Error):
+            _copy(source, path, out)
+            return out
+    return None
+
+
+# -- copies --------------------------------------------------------------------------------------------------------
+
 _BACKUP = ".backup-"
+
+
+def _now() -> str:
+    """In UTC, so that names sort by it."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
 
 
 def back_up(path: Path, out: Path | None = None) -> Path:
     """Copies a database with SQLite's online backup, checks the copy, and returns where it is.
 
-    out: the file to make, which must not be there yet; without it one beside the database, named by the time in UTC, so
-    that names sort by it.
-    The copy appears under its name when it is complete.
+    out: the file to make, which must not be there yet; without it one beside the database, named by the time.
     Raises StoreError, also for a database that is damaged, or sqlite3.Error.
     """
-    if out is None:
-        out = path.with_name(f"{path.stem}{_BACKUP}{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}{path.suffix}")
+    out = out or path.with_name(f"{path.stem}{_BACKUP}{_now()}{path.suffix}")
     if out.exists():
         raise StoreError(f"{out} is there already; name another file for the backup")
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source:
+        _copy(source, path, out)
+    with suppress(OSError):
+        out.chmod(path.stat().st_mode & 0o666)
+    return out
+
+
+def _copy(source: sqlite3.Connection, path: Path, out: Path) -> None:
+    """The copy appears under its name when it is complete. Raises StoreError, sqlite3.Error."""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
         os.close(handle)
     except OSError as error:
         raise StoreError(f"cannot write in the folder {out.parent}: {error.strerror or error}") from error
     try:
-        with (
-            closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
-            closing(sqlite3.connect(name)) as copy,
-        ):
+        with closing(sqlite3.connect(name)) as copy:
             source.backup(copy)
             if copy.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise damage(path)
             copy.execute("PRAGMA journal_mode = DELETE")  # the copy is one file; the next writer makes it WAL again
-        Path(name).chmod(path.stat().st_mode & 0o666)
         Path(name).rename(out)
     except OSError as error:
         raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
         with suppress(OSError):
             Path(name).unlink()
-    return out
 
 
 def newest_backup(path: Path) -> Path | None:

@@ -53,6 +53,11 @@ class WriterLock:
     """
 
     def __init__(self, database: Path) -> None:
+        self._database = database
+        self._take()
+
+    def _take(self) -> None:
+        database = self._database
         try:
             database.parent.mkdir(parents=True, exist_ok=True)
             self._file = _lock_path(database).open("a+")
@@ -77,10 +82,21 @@ class WriterLock:
         self._file.truncate(0)
         print(os.getpid(), file=self._file, flush=True)  # for the other one's message
 
+    def renew(self) -> None:
+        """Takes the lock again where something has deleted its file. Raises StoreError if another process has it by now."""
+        try:
+            kept = os.path.samestat(_lock_path(self._database).stat(), os.fstat(self._file.fileno()))
+        except OSError:
+            kept = False
+        if not kept:
+            self._file.close()
+            self._take()
+
     def release(self) -> None:
         """Also for processes that were forked meanwhile, which have the file open too."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._file.close()
+        if not self._file.closed:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()
 
 
 def check_free(database: Path) -> None:

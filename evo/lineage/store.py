@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, bindparam, func, select, update
 
-from evo.errors import EngineError, StoreError
+from evo.errors import EngineError, EvoError, StoreError
 from evo.evaluation import Candidate, Evaluation, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.lineage import models as m
-from evo.lineage.database import Location, UnreachableError, check_folder, command_line, connect, locate, translated
+from evo.lineage.database import (
+    CACHED_BYTES,
+    READ_ONLY,
+    Location,
+    LostFileError,
+    UnreachableError,
+    WatchedFile,
+    check_folder,
+    command_line,
+    connect,
+    locate,
+    rescue,
+    translated,
+)
 from evo.lineage.liveness import Claims, WriterLock, check_free, release_dead_runs
 from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
@@ -23,6 +37,7 @@ from evo.lineage.write import Bases, check_name, clean_text, insert_candidate, i
 
 _AWAY_S = 600.0
 _PAUSE_S = 1.0
+_COUNT = select(func.count()).select_from(m.Candidate).where(m.Candidate.run_id == bindparam("counted"))
 _TOUCH = update(m.Run).where(m.Run.id == bindparam("touched"))
 
 
@@ -33,9 +48,17 @@ class Store:
     file, None for a server. writes: it was opened for writing.
     """
 
-    def __init__(self, engine: Engine, location: Location, closing: ExitStack, *, write: bool) -> None:
-        self._engine, self._location, self._closing = engine, location, closing
-        self.path, self.writes = location.path, write
+    def __init__(
+        self, engine: Engine, location: Location, closing: ExitStack, lock: WriterLock | None, *, writes: bool
+    ) -> None:
+        """lock: of a file that is opened for writing."""
+        self._engine, self._location, self._closing, self._lock = engine, location, closing, lock
+        self.path, self.writes = location.path, writes
+        self._watched = WatchedFile(location.path) if lock is not None and location.path is not None else None
+        self._run: StoredRun | None = None
+        """That is being searched."""
+        self._candidates = 0
+        """That it has in the database."""
         self.bases = Bases()
         self.connections_lost = 0
         self._open: Connection | None = None
@@ -50,12 +73,13 @@ class Store:
         file. Reading needs no lock, and works beside a writer.
         Raises StoreError for a database that is absent, locked, not evo's, newer, damaged or not writable.
         """
-        location = locate(where)
+        location, lock = locate(where), None
         with ExitStack() as closing:
             if write and location.path is not None:
                 if location.path.exists():
                     cls._check(location)
-                closing.callback(WriterLock(location.path.resolve()).release)
+                lock = WriterLock(location.path.resolve())
+                closing.callback(lock.release)
             engine = connect(location, write=write)
             closing.callback(engine.dispose)
             with translated(location):
@@ -63,7 +87,7 @@ class Store:
                 if write:  # of a file this is the only writer
                     with engine.begin() as connection:
                         release_dead_runs(connection)
-            return cls(engine, location, closing.pop_all(), write=write)
+            return cls(engine, location, closing.pop_all(), lock, writes=write)
 
     @classmethod
     def check(cls, where: str | Path, name: str | None = None) -> None:
@@ -129,12 +153,58 @@ class Store:
             wal = self.path.with_name(self.path.name + "-wal")
             return self.path.stat().st_size + (wal.stat().st_size if wal.exists() else 0)
 
+    def check(self) -> None:
+        """Looks whether the file of a database that is written to is still there; a hundred thousandth of a second.
+
+        Raises LostFileError, once, where it was deleted, moved, replaced or overwritten: what was recorded is in a file of
+        another name then, with which this object goes on; and where it was made read-only.
+        """
+        watched, lock = self._watched, self._lock
+        if watched is None or lock is None or self._open is not None:
+            return
+        if fault := watched.fault(self._run.uid if self._run is not None else None):
+            raise self._lost(watched, fault)
+        lock.renew()
+        if watched.has_lost_log():  # this connection has it still; the next one makes another
+            with translated(self._location), self._engine.connect() as connection:
+                driver: Any = connection.connection.driver_connection
+                connection.rollback()
+                driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                connection.invalidate()
+            self._watched = WatchedFile(watched.path)
+
+    def _lost(self, watched: WatchedFile, fault: str) -> LostFileError:
+        what = f"{self._location} {fault} while it was written to"
+        if fault == READ_ONLY:
+            return LostFileError(f"{what}; all that was recorded is in it: chmod u+w {watched.path}, then resume")
+        self._watched = None
+        pooled = self._engine.raw_connection()
+        source: Any = pooled.driver_connection
+        out = rescue(watched.path, source)
+        # If it were closed, SQLite might write what it has into a file that is another's now. It ends with the process.
+        pooled.detach()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(source))
+        watched.remove_log()
+        if out is None:
+            return LostFileError(f"{what}, and what was recorded can be read or saved nowhere")
+        self._location, self.path = locate(out), out
+        self._engine = connect(self._location, write=True)
+        self._closing.callback(self._engine.dispose)
+        self.bases.forget()
+        if self._run is None:
+            return LostFileError(f"{what}; what was recorded is in {out}")
+        with self.reading() as connection:
+            found = int(connection.scalar(_COUNT, {"counted": self._run.id}) or 0)
+        kept = "all that was recorded is" if found >= self._candidates else f"{found} of {self._candidates} candidates are"
+        return LostFileError(f"{what}; {kept} in {out}, go on with: {self.command('resume', self._run.name)}")
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection for queries that see one state of the database, and everything recorded so far."""
         if self._open is not None:  # what goes wrong here is explained where the transaction ends
             yield self._open
             return
+        self.check()
         with translated(self._location), self._engine.connect() as connection:
             yield connection
 
@@ -147,22 +217,40 @@ class Store:
             return
         if not self.writes:
             raise EngineError(f"{self} was opened for reading only")
+        self.check()
         try:
             with translated(self._location), self._engine.begin() as connection:
                 self._open = connection
                 yield connection
-        except BaseException:
+        except BaseException as error:
+            self._open = None
             self.bases.forget()  # what was recorded inside is gone
+            if isinstance(error, StoreError):
+                self.check()  # a file that is lost is the cause of whatever SQLite says
             raise
         finally:
             self._open = None
+            if self._watched is not None:
+                self._watched.note()
 
     def create_run(self, spec: RunSpec, environment: Environment) -> StoredRun:
         """Raises StoreError for a name that is taken or not legal."""
         with self.transaction() as connection:
             run = read_run(connection, insert_run(connection, spec, environment))
             self._claims.take(run)  # before another process can see it
-            return run
+        self._begin(run)
+        return run
+
+    def _begin(self, run: StoredRun) -> None:
+        """Takes note of the run that is searched, for the case that the file is lost."""
+        if self._watched is None or (self._run is not None and self._run.id == run.id):
+            return
+        small = self.size() < CACHED_BYTES
+        with self.reading() as connection:
+            self._candidates = int(connection.scalar(_COUNT, {"counted": run.id}) or 0)
+            if small:
+                connection.exec_driver_sql("PRAGMA quick_check(1)")  # reads all of it
+        self._run = run
 
     def run(self, name: str) -> StoredRun:
         """By name, unique prefix or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
@@ -174,7 +262,8 @@ class Store:
 
         Orders may come in any sequence; parents and `same_code_as` must be there before. Machine code is stored of a
         candidate that is the fastest of its task when it is recorded, if the build's binary carries it; PTX of all.
-        Where the connection to a server is lost, it is made again, for up to ten minutes.
+        Where the connection to a server is lost, it is made again, for up to ten minutes; another program that has the file
+        locked is waited for as long. Where the file is lost, the candidate is recorded with the others, elsewhere.
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
         lost_s = None
@@ -188,12 +277,19 @@ class Store:
                     if lost_s is not None:  # others may have found nobody who searches the run
                         state = {"status": RunStatus.RUNNING.value}
                     self._touch(connection, run, elapsed_s=elapsed_s, **state)
+                self._candidates += 1
                 return
+            except LostFileError:
+                if self.path is not None and self._watched is None:
+                    with suppress(EvoError), self.transaction() as connection:
+                        insert_candidate(connection, self.bases, run, candidate, evaluation, elapsed_s=elapsed_s)
+                        self._touch(connection, run, elapsed_s=elapsed_s)
+                raise
             except StoreError as error:
                 if lost_s is None:
                     if not isinstance(error, UnreachableError):
                         raise
-                    lost_s, self.connections_lost = time.monotonic(), self.connections_lost + 1
+                    lost_s, self.connections_lost = time.monotonic(), self.connections_lost + (self.path is None)
                 if time.monotonic() - lost_s > _AWAY_S:
                     raise
                 self._claims.release()  # until the server knows that the old connection is gone, that one has the run
@@ -249,6 +345,7 @@ class Store:
         with self.transaction() as connection:
             self._claims.take(run)
             self._touch(connection, run, elapsed_s=elapsed_s, **state)
+        self._begin(run)
 
     def evaluations(self, run: StoredRun) -> list[StoredEvaluation]:
         """Everything added so far, sorted by order."""

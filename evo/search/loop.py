@@ -13,6 +13,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
@@ -29,11 +30,18 @@ from evo.lineage.store import Store
 from evo.measure import Incumbent
 from evo.measure.clock import usual_us
 from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
 from evo.problem.space import Space
 from evo.search.samplers import Exhausted, Sampler, find_sampler
 from evo.search.tasks import TaskExecutor, tasks_of
 
 _TICK_S = 0.2
+
+_FIRST_S = 60.0
+"""A first candidate may take so much longer than the budget."""
+
+_LAST_S = 10.0
+"""What is being timed when a search is interrupted may take so long."""
 
 _MOST = 1e12
 """Of what a budget may have: seconds, or evaluations."""
@@ -124,8 +132,10 @@ class Progress:
     elapsed_s: float = 0.0
     devices: int = 1
     """That measure."""
+    begun: bool = True
+    """The time of the budget runs: the device and its data are ready."""
     interrupted: bool = False
-    """A signal ends the search when what is in flight is done."""
+    """A signal ends the search when what is being timed is done."""
     incidents: dict[str, int] = field(default_factory=dict)
     """What the search has survived since it began or was resumed: how often, by its name."""
 
@@ -209,20 +219,29 @@ class Search:
         self._told = 0
         self._told_since_better = 0
         self._disturbed = self._disturbed_in_a_row = 0
+        self._measured = False
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._interrupted = self.over = False
-        self._before_s, self._started = run.elapsed_s, None if self._recorded else time.monotonic()
+        self._interrupts, self.over = 0, False
+        self._last: list[Candidate] | None = None
+        """Those that an interrupted search waits for."""
+        self._last_until_s = inf
+        self._kernel_checked_s = 0.0
+        self._before_s = run.elapsed_s
+        self._started: float | None = None
         self.started_unix = time.time()
-        """When this part of the search began; of one that is continued, after the replay."""
-        self.progress = Progress(devices=executor.devices)
+        """When the time of this part of the search began to count: after the replay, with the first timing."""
+        self.progress = Progress(devices=executor.devices, begun=False)
 
     def interrupt(self) -> None:
-        """Safe in a signal handler: the loop begins nothing more, and stops when what is in flight is stored."""
-        self._interrupted = True
+        """Safe in a signal handler: the loop begins nothing more, drops what is being built, and stops when what is being
+        timed is stored, or after ten seconds; the second time, at once. `resume` proposes again what was dropped."""
+        self._interrupts += 1
+        self._events.put(lambda: None)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds spent searching, earlier parts of the run included; the replay of those costs nothing."""
+        """Seconds spent searching, earlier parts of the run included; the replay of those costs nothing, and nor does making
+        the device and its data ready."""
         return self._before_s + (time.monotonic() - self._started if self._started is not None else 0.0)
 
     def run(self) -> StopReason:
@@ -231,12 +250,15 @@ class Search:
         # bring, and take cores from the builders.
         with threadpool_limits(limits=1, user_api="blas"):
             while True:
-                reason = self._advance()
+                self._store.check()
+                self._check_kernel()
+                reason = self._wind_up() if self._interrupts else self._advance()
                 if reason is not None:
                     self._keep_first_measurements()
-                self.progress.elapsed_s, self.progress.interrupted = self.elapsed_s, self._interrupted
+                self.progress.elapsed_s, self.progress.interrupted = self.elapsed_s, self._interrupts > 0
                 self.progress.incidents = self._incidents()
                 self.progress.waiting = self._waited_for()
+                self._begin_when_ready()
                 self._observer(self.progress)
                 if reason is not None:
                     self.over = True
@@ -258,20 +280,16 @@ class Search:
     def _advance(self) -> StopReason | None:
         """Asks and tells as far as results allow; the reason to stop, if there is one."""
         while True:
-            asked, interrupted = self._asked, self._interrupted
-            if interrupted and self._told == asked:
-                return StopReason.INTERRUPTED
+            asked = self._asked
             # What is recorded is replayed whatever the budget says: the finals are about all of it.
             replaying = asked <= self._last_recorded
-            if not replaying and self._started is None:
-                self._started, self.started_unix = time.monotonic(), time.time()
-            budget, searching = self._budget, not replaying and not interrupted
-            if searching and self._time_is_up():
+            budget = self._budget
+            if not replaying and self._time_is_up():
                 return StopReason.TIME
-            if searching and budget.patience is not None and self._told_since_better >= budget.patience:
+            if not replaying and budget.patience is not None and self._told_since_better >= budget.patience:
                 return StopReason.PATIENCE
             limit = budget.evaluations
-            may_ask = self._open_tasks and not interrupted and (replaying or limit is None or asked < limit)
+            may_ask = self._open_tasks and (replaying or limit is None or asked < limit)
             if may_ask and asked - self._told < self._max_in_flight:
                 self._ask()
             elif self._told < asked and self._untold[self._told].status is not None:
@@ -281,11 +299,36 @@ class Search:
             else:
                 return None
 
+    def _wind_up(self) -> StopReason | None:
+        """Where the search is interrupted: the reason to stop, when what is being timed is done."""
+        if self._last is None:
+            on_devices = [w for w in self._executor.in_flight() if w.stage in ("gate", "timing", "asked")]
+            found = (self._candidate_of(work) for work in on_devices)
+            self._last = [candidate for candidate in found if candidate is not None and candidate.code is not None]
+            self._last_until_s = time.monotonic() + _LAST_S
+            self._executor.wind_down()
+            self._handle_events()
+        done = all(c.status is not None or c.first_measurement is not None for c in self._last)
+        return StopReason.INTERRUPTED if done or self._interrupts > 1 or time.monotonic() > self._last_until_s else None
+
+    def _begin_when_ready(self) -> None:
+        """Has the time of the budget begin: with the first timing, or where nothing can be timed, with the first result."""
+        progress = self.progress
+        if self._started is not None or self._asked <= self._last_recorded:
+            return
+        nothing_left = progress.finished > progress.replayed and not progress.measuring
+        if self._measured or nothing_left or any(w.stage == "timing" for w in self._executor.in_flight()):
+            self._started, self.started_unix, progress.begun = time.monotonic(), time.time(), True
+
     def _time_is_up(self) -> bool:
-        """Finals are part of the time that a user grants, as far as can be foreseen and as there is somebody for them."""
+        """Finals are part of the time that a user grants, as far as can be foreseen and as there is somebody for them. A
+        first candidate that is being measured is waited for, for a while."""
         seconds, finalists = self._budget.seconds, any(task.elites for task in self._tasks)
+        progress = self.progress
         if seconds is None:
             return False
+        if progress.measuring and not progress.finished and not self._disturbed:
+            return self.elapsed_s >= seconds + _FIRST_S
         reserve = min(_FINALS_RESERVE * seconds, _FINALS_RESERVE_MAX_S * len(self._tasks)) if finalists else 0.0
         return self.elapsed_s >= seconds - reserve
 
@@ -356,24 +399,29 @@ class Search:
 
     def _wait(self) -> None:
         """Handles what has finished; returns after a tick at the latest, so that the clock is looked at."""
-        try:
+        with suppress(queue.Empty):
             self._events.get(timeout=_TICK_S)()
-            while True:
+            self._handle_events()
+
+    def _handle_events(self) -> None:
+        with suppress(queue.Empty):
+            while self._interrupts < 2:
                 self._events.get_nowait()()
-        except queue.Empty:
-            return
 
     def _when_done(self, future: Future[Any], handle: Callable[[Future[Any]], None]) -> None:
         future.add_done_callback(lambda done: None if done.cancelled() else self._events.put(lambda: handle(done)))
 
     def _waited_for(self) -> tuple[int, InFlight] | None:
         """The candidate that has been in flight the longest, by its order."""
-        unfinished = [c for c in self._untold.values() if c.status is None]
-        for work in self._executor.in_flight() if unfinished else ():
-            for candidate in unfinished:
-                workload = self._tasks[candidate.task].executor.workload
-                if (candidate.proposal.genome, workload) == (work.genome, work.workload):
-                    return candidate.order, work
+        found = ((self._candidate_of(work), work) for work in self._executor.in_flight())
+        return next(((candidate.order, work) for candidate, work in found if candidate is not None), None)
+
+    def _candidate_of(self, work: InFlight) -> Candidate | None:
+        """The one whose result that will be."""
+        for candidate in self._untold.values():
+            workload = self._tasks[candidate.task].executor.workload
+            if candidate.status is None and (candidate.proposal.genome, workload) == (work.genome, work.workload):
+                return candidate
         return None
 
     # -- results --------------------------------------------------------------------------------------------
@@ -392,6 +440,8 @@ class Search:
                 self._finish_duplicate(candidate, original)
             else:
                 original.duplicates = [*(original.duplicates or ()), candidate]
+            return
+        if self._interrupts:
             return
         self.progress.measuring += 1
         if self.progress.first_measured_s is None:
@@ -414,6 +464,7 @@ class Search:
             timing_seconds=measured.timing_seconds,
         )
         self._spend(candidate, costs)
+        self._measured = True
         timing = measured.timing()
         if timing is not None and not timing.disturbed:
             self._disturbed_in_a_row = 0
@@ -423,7 +474,8 @@ class Search:
                 self._disturbed_in_a_row += 1
                 if self._disturbed_in_a_row <= _DISTURBED_RETRIES:
                     candidate.first_measurement = measured
-                    self._measure(candidate)
+                    if not self._interrupts:
+                        self._measure(candidate)
                     return
         self._take(candidate, measured)
 
@@ -473,10 +525,29 @@ class Search:
 
     def _finish(self, candidate: Candidate, evaluation: Evaluation) -> None:
         elapsed_s = self.elapsed_s
+        if not evaluation.status.passed:  # which may be for that alone
+            self._check_kernel(now=True)
         self._store.add(self._run, candidate, evaluation, elapsed_s=elapsed_s)
         self._remember(candidate, evaluation, elapsed_s)
         candidate.build = candidate.first_measurement = None
         self.progress.spent_on_finished += candidate.costs
+
+    def _check_kernel(self, *, now: bool = False) -> None:
+        """Raises StoreError where the kernel's files have changed since the run was started: builders read them each time.
+        Looks a few times a second, or now."""
+        if not now and time.monotonic() - self._kernel_checked_s < _TICK_S:
+            return
+        spec = self._run.spec
+        try:
+            changed = load_kernel(spec.kernel).digest != spec.kernel_digest
+        except OSError:
+            changed = True
+        if changed:
+            raise StoreError(
+                f"the files of kernel {spec.kernel!r} were changed or deleted while run {self._run.name!r} searched it: what"
+                " was recorded before is kept; put them back and resume, or start a new run"
+            )
+        self._kernel_checked_s = time.monotonic()
 
     def _remember(self, candidate: Candidate, evaluation: Evaluation, elapsed_s: float, *, replayed: bool = False) -> None:
         task, progress = self._tasks[candidate.task], self.progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -348,14 +349,14 @@ def test_an_error_of_python_in_a_process_where_a_candidate_ran_is_the_candidates
 
 
 def compiling_builder() -> psutil.Process | None:
-    """The builder that a compiler works for: above that, and below the server of workers."""
+    """The builder that a compiler works for, which is called so."""
     for compiler in compilers():
         try:
-            above = [p for p in compiler.parents() if p.pid == os.getpid() or p.name().startswith("python")]
+            builder = next((p for p in compiler.parents() if p.name() == "evo-builder"), None)
         except psutil.NoSuchProcess:
             continue
-        if len(above) > 2 and above[2].pid == os.getpid():
-            return above[0]
+        if builder is not None:
+            return builder
     return None
 
 
@@ -474,3 +475,120 @@ def test_data_of_workloads_that_memory_does_not_hold_together_are_made_again(mon
     assert first() is None
     assert _device._harness(data[0]) is not None
     assert second() is None
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalExecutor]:
+    """With a folder for temporary files of its own, tmp_path/tmp."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    opened = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path / "cache"))
+    yield opened
+    opened.close()
+
+
+def test_an_executor_that_winds_down_drops_builds_and_ends_what_it_measures(opened: LocalExecutor, tmp_path: Path) -> None:
+    folder = write_kernel(tmp_path / "toy", ("honest", "compile_bomb"))
+    build = opened.build(build_request(folder)).result(PATIENCE_S)
+    measured = opened.measure(measure_request(folder, build))
+    wait_until(lambda: [w for w in opened.in_flight() if w.stage in ("gate", "timing")], "it is being measured")
+    waiting = [opened.build(build_request(folder, "compile_bomb", unroll)) for unroll in (1, 2)]
+    opened.wind_down()
+    assert all(future.cancelled() for future in waiting)
+    assert measured.result(PATIENCE_S).status is Status.OK
+    assert opened.build(build_request(folder)).cancelled()
+    assert opened.losses == 0
+
+
+def test_a_build_that_runs_is_dropped_when_its_executor_winds_down(opened: LocalExecutor, tmp_path: Path) -> None:
+    folder = write_kernel(tmp_path / "toy", ("compile_bomb",))
+    building = opened.build(build_request(folder, "compile_bomb"))
+    wait_until(compilers, "it is being compiled")
+    began = time.monotonic()
+    opened.wind_down()
+    wait_until(building.cancelled, "it is dropped")
+    assert time.monotonic() - began < PATIENCE_S / 20
+    wait_until(lambda: not compilers(), "its compiler is ended")
+
+
+@pytest.mark.parametrize("cleaned", ["files", "folders", "all"])
+def test_temporary_files_that_are_cleaned_away_cost_no_candidate(
+    opened: LocalExecutor, tmp_path: Path, cleaned: str
+) -> None:
+    folder = write_kernel(tmp_path / "toy", ("honest", "other"))
+    build = opened.build(build_request(folder)).result(PATIENCE_S)
+    assert measure(opened, folder, build).status is Status.OK
+    if cleaned == "files":
+        for path in [p for p in (tmp_path / "tmp").rglob("*") if p.is_file()]:
+            path.unlink()
+    else:
+        shutil.rmtree(tmp_path / "tmp")
+        if cleaned == "folders":
+            (tmp_path / "tmp").mkdir()
+    built = opened.build(build_request(folder, "other")).result(PATIENCE_S)
+    assert built.status is Status.OK, built.log
+    measured = measure(opened, folder, build)
+    assert measured.status is Status.OK, measured.log
+    opened.renew_device()  # another process is started, which needs the server
+    assert measure(opened, folder, build).status is Status.OK
+    assert opened.losses == 0
+
+
+def test_temporary_files_that_are_cleaned_away_during_a_build_are_no_fault_of_the_candidate(
+    opened: LocalExecutor, tmp_path: Path
+) -> None:
+    folder = write_kernel(tmp_path / "toy", ("honest", "compile_bomb"))
+    building = opened.build(build_request(folder, "compile_bomb"))
+    wait_until(compilers, "it is being compiled")
+    shutil.rmtree(tmp_path / "tmp")
+    for process in compilers():
+        process.terminate()  # as the compiler ends that finds its files gone
+    wait_until(compilers, "it is compiled once more")
+    assert not building.done()
+
+
+def test_a_compiler_that_somebody_kills_is_no_fault_of_the_candidate(opened: LocalExecutor, tmp_path: Path) -> None:
+    folder = write_kernel(tmp_path / "toy", ("honest", "compile_bomb"))
+    building = opened.build(build_request(folder, "compile_bomb"))
+    for process in wait_until(compilers, "it is being compiled"):
+        process.kill()
+    wait_until(compilers, "it is compiled once more")
+    assert not building.done()
+
+
+def test_workers_go_on_in_a_folder_that_was_removed_and_with_a_server_that_was_killed(tmp_path: Path) -> None:
+    write_kernel(tmp_path / "toy")
+    (tmp_path / "here").mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", REMOVED, str(tmp_path)],
+        cwd=tmp_path / "here",
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ended.stdout.split() == ["ok", "ok", "ok", "ok"], ended.stderr
+    assert ended.stderr == ""
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(("pymp-", "evo-"))]
+
+
+REMOVED = """
+import os, sys, psutil
+from multiprocessing import forkserver
+from pathlib import Path
+from evo.executors import ExecutorConfig
+from evo.executors.local import LocalExecutor
+from tests.toy_kernel import build_request, measure_request
+place = Path(sys.argv[1])
+opened = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=place / "cache"))
+os.rmdir(place / "here")
+build = opened.build(build_request(place / "toy")).result()
+print(build.status)
+print(opened.measure(measure_request(place / "toy", build)).result().status)
+server = psutil.Process(forkserver._forkserver._forkserver_pid)
+server.kill()
+build = opened.build(build_request(place / "toy", unroll=2)).result()
+print(build.status)
+print(opened.measure(measure_request(place / "toy", build)).result().status)
+opened.close()
+"""

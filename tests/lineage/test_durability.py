@@ -5,12 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -186,3 +189,110 @@ def test_a_database_held_by_another_program_is_said_to_be(path: Path, monkeypatc
         shell.execute("ROLLBACK")
         shell.close()
         s.new_run(store)
+
+
+def _moved(path: Path, other: Path) -> None:
+    path.rename(path.with_name("moved.db"))
+
+
+LOSSES: dict[str, Callable[[Path, Path], object]] = {
+    "was deleted or moved": lambda path, other: path.unlink(),
+    "was deleted or moved ": _moved,
+    "was deleted or moved  ": lambda path, other: shutil.rmtree(path.parent),
+    "was replaced by another file": lambda path, other: Path(shutil.copy(other, path.with_name("copy"))).rename(path),
+    "was overwritten by another program": lambda path, other: path.write_bytes(other.read_bytes()),
+    "was overwritten by another program ": lambda path, other: os.truncate(path, 0),
+}
+
+
+@pytest.mark.parametrize("fault", LOSSES)
+def test_a_file_that_is_lost_under_its_writer_is_saved_elsewhere_and_no_other_file_is_written_to(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    other = tmp_path / "other.db"
+    with Store.open(other, write=True) as theirs:
+        s.new_run(theirs, "theirs")
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "mine")
+        for order in range(30):
+            store.add(run, s.ref(order), s.passed(order), elapsed_s=order)
+        LOSSES[fault](path, other)
+        there = path.read_bytes() if path.exists() else None
+        with pytest.raises(StoreError) as raised:
+            store.add(run, s.ref(30), s.passed(30), elapsed_s=30.0)
+        (saved,) = tmp_path.rglob("lineage.recovered-*.db")
+        assert str(raised.value) == (
+            f"the database {path} {fault.strip()} while it was written to; all that was recorded is in {saved}, go on with:"
+            f" evo resume mine --db {saved}"
+        )
+        store.set_status(run, RunStatus.INTERRUPTED, elapsed_s=30.0)  # as a search does that ends
+    assert (path.read_bytes() if path.exists() else None) == there
+    assert not path.with_name(path.name + "-wal").exists(), "it would be taken for the other file's"
+    with Store.open(saved, write=False) as store:
+        found = store.run("mine")
+        assert found.status is RunStatus.INTERRUPTED
+        assert [e.candidate.order for e in store.evaluations(found)] == list(range(31))
+        assert s.rows(store, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_file_that_is_made_read_only_is_not_written_to_any_more(path: Path) -> None:
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "mine")
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        path.chmod(0o444)
+        with pytest.raises(StoreError, match=rf"was made read-only .*; all that was recorded is in it: chmod u\+w {path}"):
+            store.add(run, s.ref(1), s.passed(1), elapsed_s=1.0)
+    path.chmod(0o644)
+    with Store.open(path, write=True) as store:
+        assert [e.candidate.order for e in store.evaluations(store.run("mine"))] == [0]
+
+
+@pytest.mark.parametrize("name", ["-wal", "-shm", ".lock"])
+def test_a_file_beside_the_database_that_is_deleted_costs_nothing(path: Path, name: str) -> None:
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "mine")
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        path.with_name(path.name + name).unlink()
+        store.check()
+        store.add(run, s.ref(1), s.passed(1), elapsed_s=1.0)
+        with subprocess.Popen(s.program(READER, path), stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.communicate()[0].split() == ["2", "refused"]
+
+
+READER = """
+with Store.open(sys.argv[1], write=False) as store:
+    print(len(store.evaluations(store.run("mine"))))
+try:
+    Store.open(sys.argv[1], write=True)
+except Exception:
+    print("refused")
+"""
+
+
+def test_a_file_that_others_touch_or_write_to_is_still_the_same(path: Path) -> None:
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "mine")
+        os.utime(path)
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        with closing(sqlite3.connect(path, isolation_level=None)) as shell:
+            shell.execute("CREATE TABLE notes (text)")
+            shell.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store.add(run, s.ref(1), s.passed(1), elapsed_s=1.0)
+        assert len(store.evaluations(run)) == 2
+
+
+def test_a_database_that_another_program_holds_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evo.lineage import database
+
+    monkeypatch.setattr(database, "_BUSY_TIMEOUT_S", 0.05)
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "mine")
+        shell = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        shell.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.5, lambda: shell.execute("ROLLBACK")).start()
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        shell.close()
+        assert len(store.evaluations(run)) == 1
+        assert store.connections_lost == 0

@@ -19,6 +19,7 @@ from evo.analysis.runs import find_best, find_run
 from evo.cli.screen import evaluation_costs
 from evo.errors import DeviceError, EvoError, StoreError, UsageError
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Evaluation, Proposal, Status
+from evo.executors import InFlight
 from evo.lineage import Environment, RunSpec, StoredRun
 from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
@@ -38,7 +39,7 @@ from evo.search.run import (
 from evo.search.samplers import find_sampler
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
-from tests.landscape import LandscapeExecutor, code_of, ratio_of, status_of, timing
+from tests.landscape import Hanging, LandscapeExecutor, code_of, ratio_of, status_of, timing
 
 KERNEL = load_kernel("layernorm")
 ENVIRONMENT = Environment(device="a landscape", arch="none")
@@ -223,11 +224,16 @@ def test_costs_of_a_resumed_run_are_told_over_the_candidates_since_then(store: S
     assert not any(told["unfinished_ms"].values())
 
 
-def test_without_a_finished_candidate_costs_are_no_average(store: Store) -> None:
+def test_without_a_finished_candidate_costs_are_no_average(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was built and not measured when a search ended is in no finished candidate's costs."""
     executor = LandscapeExecutor(1, change=_costly)
     stuck: Future[Evaluation] = Future()
-    executor.measure = lambda request: stuck  # type: ignore[method-assign]
+    asked: list[Request] = []
+    executor.measure = lambda request: (asked.append(request), stuck)[1]  # type: ignore[method-assign,func-returns-value]
+    executor.in_flight = lambda: tuple(  # type: ignore[method-assign]
+        InFlight(genome=r.genome, workload=r.workload, stage="timing", seconds=1.0, left_s=None) for r in asked[:1]
+    )
+    monkeypatch.setattr("evo.search.loop._FIRST_S", 0.0)
     part, reason, _ = search(configure(40, seconds=1.0), store, executor)
     assert reason is StopReason.TIME
     failed, begun = part.progress.finished, len(executor.built)
@@ -235,6 +241,68 @@ def test_without_a_finished_candidate_costs_are_no_average(store: Store) -> None
     assert told["evaluation_ms"] is None if not failed else told["evaluation_ms"]["building"] == 2000
     assert told["unfinished_ms"]["building"] == 2000 * (begun - failed)
     assert evaluation_costs(Progress(spent=Costs(build_seconds=1.0)))["evaluation_ms"] is None
+
+
+class _Slow(LandscapeExecutor):
+    """Its device takes a while to be ready; the first measurement takes a while, too."""
+
+    def __init__(self, ready_s: float, first_s: float) -> None:
+        super().__init__(1)
+        self._ready_s, self._first_s, self._opened = ready_s, first_s, time.monotonic()
+        self._first: Request | None = None
+
+    def measure(self, request: Request) -> Future[Evaluation]:
+        measured = super().measure(request)
+        if self._first is not None:
+            return measured
+        self._first = request
+        return self._pool.submit(lambda: (time.sleep(self._ready_s + self._first_s), measured.result())[1])
+
+    def in_flight(self) -> tuple[InFlight, ...]:
+        first, seconds = self._first, time.monotonic() - self._opened
+        if first is None or seconds > self._ready_s + self._first_s:
+            return ()
+        stage = "ready" if seconds < self._ready_s else "timing"
+        return (InFlight(genome=first.genome, workload=first.workload, stage=stage, seconds=seconds, left_s=None),)
+
+
+def test_the_time_of_a_budget_begins_when_the_device_is_ready_and_a_first_candidate_is_waited_for(store: Store) -> None:
+    run = store.create_run(configure(seconds=0.3), ENVIRONMENT)
+    seen: list[tuple[bool, float]] = []
+    executor = _Slow(ready_s=1.0, first_s=0.6)
+    part = Search(run, store, executor, lambda progress: seen.append((progress.begun, progress.elapsed_s)))
+    reason = part.run()
+    executor.close()
+    assert reason is StopReason.TIME
+    assert part.progress.finished > 0
+    assert (False, 0.0) in seen
+    assert part.elapsed_s < 1.5, "what the device takes to be ready is not searching"
+
+
+def test_an_interrupt_drops_what_has_not_begun_and_a_second_one_waits_for_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evo.search.loop._LAST_S", 2.0)
+    for interrupts in (1, 2):
+        run = store.create_run(configure(500), ENVIRONMENT)
+        hanging = Hanging()
+        parts: list[Search] = []
+        began = time.monotonic()
+
+        def interrupt(progress: Progress) -> None:
+            if progress.waiting is not None and progress.finished and not progress.interrupted:
+                for _ in range(interrupts):  # noqa: B023
+                    parts[-1].interrupt()  # noqa: B023
+
+        parts.append(Search(run, store, hanging, interrupt))
+        assert parts[-1].run() is StopReason.INTERRUPTED
+        waited_s = time.monotonic() - began
+        assert waited_s > 2.0 if interrupts == 1 else waited_s < 2.0
+        hanging.seen.set()
+        hanging.close()
+        again, reason, _ = search(longer(run, evaluations=40), store, LandscapeExecutor(2))
+        assert reason is StopReason.EVALUATIONS
+        assert [e.candidate.order for e in store.evaluations(run)] == list(range(again.progress.finished))
 
 
 @pytest.mark.parametrize("budget", [{"seconds": 0.0}, {"evaluations": 0}, {"patience": -1}, {}])

@@ -1,0 +1,215 @@
+"""What befalls a search from outside: signals, files that vanish, no standard output. Nothing that was recorded is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.toy_kernel import TEMPLATE, write_kernel
+
+ROOT = Path(__file__).parent.parent.parent
+PATIENCE_S = 200.0
+MODES = tuple(f"m{n}" for n in range(500))
+
+
+class Searching:
+    """A search of a toy kernel in a folder and with a TMPDIR of its own, in a process group of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.db, self.tmp = folder, folder / "runs" / "lineage.db", folder / "tmp"
+        self.tmp.mkdir()
+        tagged = TEMPLATE.replace("const float f", "volatile int tag = {{ p.mode[1:] }}; (void)tag;\n    const float f")
+        self.kernel = write_kernel(folder / "toy", MODES, template=tagged)
+        words = ("search", str(self.kernel), "--target", "cpu", "--budget", "1h", "--name", "mine", "--sampler", "random")
+        self.output = (folder / "output").open("w+")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.tmp), "HOME": str(folder)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "evo", *words, "--db", str(self.db)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=self.output,
+            process_group=0,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def recorded(self, db: Path | None = None) -> int:
+        try:
+            with closing(sqlite3.connect(f"file:{db or self.db}?mode=ro", uri=True)) as connection:
+                return int(connection.execute("SELECT count(*) FROM candidate").fetchone()[0])
+        except sqlite3.Error:
+            return 0
+
+    def until(self, count: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self.recorded() < count:
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def ended(self) -> tuple[int, str]:
+        """Its exit code, and what it said on stderr last."""
+        code = self.process.wait(PATIENCE_S)
+        return code, self.said()
+
+    def said(self) -> str:
+        return Path(self.output.name).read_text()
+
+
+@pytest.fixture
+def searching(tmp_path: Path) -> Iterator[Searching]:
+    started = Searching(tmp_path)
+    with started.output, started.process:
+        started.until(3)
+        tree = psutil.Process(started.process.pid).children(recursive=True)
+        yield started
+        started.process.kill()
+    assert not psutil.wait_procs(tree, timeout=30)[1], "workers outlive their search"
+    left = [p.name for p in started.tmp.iterdir()] if started.tmp.exists() else []
+    assert not [name for name in left if name.startswith(("pymp-", "evo-"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_search_within_seconds_with_its_record(searching: Searching, number: signal.Signals) -> None:
+    began = time.monotonic()
+    os.killpg(searching.process.pid, number)
+    code, said = searching.ended()
+    assert code == 130
+    assert time.monotonic() - began < 15
+    assert "in 10 s at most; a second signal ends it at once" in said
+    assert "evo: interrupted; everything finished is stored. Continue with: evo resume mine" in said
+    assert searching.recorded() >= 3
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_search_at_once(searching: Searching) -> None:
+    for _ in range(2):
+        searching.process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    began = time.monotonic()
+    code, said = searching.ended()
+    assert code == 130
+    assert time.monotonic() - began < 5  # on a machine that is busy
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_killed_search_leaves_no_process_and_no_temporary_file(searching: Searching) -> None:
+    searching.process.kill()
+    assert searching.ended() == (-9, "")
+
+
+LOSSES: dict[str, Callable[[Searching], object]] = {
+    "was deleted or moved": lambda s: s.db.unlink(),
+    "was replaced by another file": lambda s: (s.folder / "new").touch() or (s.folder / "new").rename(s.db),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", LOSSES)
+def test_a_search_whose_database_is_lost_ends_and_says_where_its_record_is(searching: Searching, fault: str) -> None:
+    before = searching.recorded()
+    LOSSES[fault](searching)
+    began = time.monotonic()
+    code, said = searching.ended()
+    assert code == 2
+    assert time.monotonic() - began < 15
+    (line,) = said.strip().splitlines()
+    assert line.startswith(f"evo: the database {searching.db} {fault} while it was written to; all that was recorded is in ")
+    (saved,) = searching.db.parent.glob("lineage.recovered-*.db")
+    assert line.endswith(f"go on with: evo resume mine --db {saved}")
+    assert searching.recorded(saved) >= before
+    assert not searching.db.exists() or searching.db.stat().st_size == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["edited", "deleted"])
+def test_a_kernel_that_changes_under_its_search_ends_it_and_blames_no_candidate(searching: Searching, change: str) -> None:
+    template = searching.kernel / "cpu.cpp.j2"
+    template.write_text(template.read_text() + "\n") if change == "edited" else template.unlink()
+    code, said = searching.ended()
+    assert code == 2
+    (line,) = said.strip().splitlines()
+    assert "were changed or deleted while run 'mine' searched it" in line
+    with closing(sqlite3.connect(searching.db)) as connection:
+        assert {status for (status,) in connection.execute("SELECT status FROM candidate")} <= {"ok", "same_code"}
+
+
+@pytest.mark.slow
+def test_a_search_whose_output_nobody_reads_any_more_ends_with_its_record(searching: Searching) -> None:
+    assert searching.process.stdout is not None
+    searching.process.stdout.close()
+    code, said = searching.ended()
+    assert code == 130
+    (line,) = said.strip().splitlines()
+    assert line.startswith("evo: interrupted; everything finished is stored. Continue with: evo resume mine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_search_needs_no_standard_input_or_output(tmp_path: Path, closed: str) -> None:
+    write_kernel(tmp_path / "toy")
+    words = "-m evo search ./toy --target cpu --evaluations 2 --finalists 1 --name mine --db mine.db"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = f"exec {sys.executable} {words} {closed}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    with closing(sqlite3.connect(tmp_path / "mine.db")) as connection:
+        assert connection.execute("SELECT status FROM run").fetchall() == [("finished",)]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_question_needs_no_standard_input_or_output(tmp_path: Path, closed: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = f"{sys.executable} -m evo runs --db none.db {closed}; echo $?"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.stdout.split()[-1] == "2"
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+SPACE = ROOT / "benchmarks" / "spaces" / "layernorm-4096x4096-float16-H200.t4.json.gz"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts: int) -> None:
+    command = [sys.executable, "-m", "evo", "replay", str(SPACE), "--repeats", "500", "--samplers", "random", "--jobs", "2"]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stderr is not None
+    said = next(line for line in process.stderr if not line.startswith("evo: 0 of"))
+    assert " of 500 replays are done, about " in said
+    children = psutil.Process(process.pid).children(recursive=True)
+    for _ in range(interrupts):
+        os.killpg(process.pid, signal.SIGINT)  # as ^C does
+    began = time.monotonic()
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode in ((130,) if interrupts == 1 else (130, -signal.SIGINT))
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in err
+    if interrupts == 1:
+        assert "evo: interrupted; the scores are those of " in err
+        assert SPACE.name in out
+    assert not psutil.wait_procs(children, timeout=30)[1]
