@@ -207,6 +207,7 @@ inline Gradients torch_backward(const Saved& saved, const Tensor& gradient, std:
     };
     const Tensor input = leaf(saved.input, wanted[0]), weight = leaf(saved.weight, wanted[1]), bias = leaf(saved.bias, wanted[2]);
     const auto given = [](const Tensor& t) { return t.defined() ? &t : nullptr; };
+    const WithoutGil gil;  // compiled autograd holds it, and PyTorch's engine must not be called with it
     const Tensor output = torchs({&input, saved.shape, given(weight), given(bias), saved.eps});
     const auto found = torch::autograd::grad({output}, of, {gradient}, further, further);
     Gradients gradients;
@@ -310,6 +311,31 @@ inline bool trains(Operator& op, const Call& c, const Chosen& forward) {
     return op.backward->find(problem_of_backward(*c.input, c.shape, c.weight, wanted)).serves();
 }
 
+// A call that records gradients while a graph is made of it: the operator, with PyTorch's derivative.
+struct Traced : torch::autograd::Function<Traced> {
+    static Tensor forward(
+        torch::autograd::AutogradContext* context, Operator* op, const Tensor& input, const Optional& weight,
+        const Optional& bias, const std::vector<c10::SymInt>& shape, std::optional<double> eps) {
+        context->save_for_backward({input, weight.value_or(Tensor()), bias.value_or(Tensor())});
+        context->saved_data["shape"] = SymIntArrayRef(shape);
+        context->saved_data["eps"] = eps;
+        const at::AutoDispatchBelowADInplaceOrView below;
+        return dispatched(*op, {&input, shape, pointer(weight), pointer(bias), eps});
+    }
+
+    static torch::autograd::variable_list backward(
+        torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+        const auto kept = context->get_saved_variables();
+        const Saved saved = {kept[0], kept[1], kept[2], {}, {}, context->saved_data["shape"].toSymIntVector(),
+                             context->saved_data["eps"].toOptional<double>()};
+        size_t edge = 0;  // of arguments that are there
+        std::array<bool, 3> wanted;
+        for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = kept[i].defined() && context->needs_input_grad(edge++);
+        Gradients found = torch_backward(saved, gradients[0], wanted);
+        return {Tensor(), std::move(found[0]), std::move(found[1]), std::move(found[2]), Tensor(), Tensor()};
+    }
+};
+
 inline Tensor with_gradients(Operator& op, const AnyCall& c) {
     if (under_transform() || dual(c.input) || dual(c.weight) || dual(c.bias)) return torchs(c);
     if (!is_recorded(c)) {
@@ -317,7 +343,9 @@ inline Tensor with_gradients(Operator& op, const AnyCall& c) {
         return dispatched(op, c);
     }
     const auto sizes = c10::asIntArrayRefSlowOpt(c.shape);
-    if (!sizes || wanted_of_dispatcher(keys_of({c.input, c.weight, c.bias}))) return torchs(c);
+    if (!sizes || wanted_of_dispatcher(keys_of({c.input, c.weight, c.bias})))
+        return op.gradients == ALL
+            ? Traced::apply(&op, *c.input, optional(c.weight), optional(c.bias), c.shape.vec(), c.eps) : torchs(c);
     const Call known = {c.input, *sizes, c.weight, c.bias, c.eps};
     if (misfit(known)) return torchs(c);
     const Chosen forward = choose(op, known);

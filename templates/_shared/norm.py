@@ -160,8 +160,8 @@ class Norm:
                 or (bias is not None and bias.requires_grad)
             )
             sizes = {"cols": prod(normalized_shape), "residual": 0, "sum": 0}  # with statistics or without
-            # Calls that record gradients are served where they are eager.
-            if not recorded and PACKAGE.tuned(input.device.type, str(input.dtype)[6:], sizes):
+            # Of calls that record gradients, which variants serve both passes is known where they are eager.
+            if (self._recording == ALL or not recorded) and PACKAGE.tuned(input.device.type, str(input.dtype)[6:], sizes):
                 output: Tensor = self.native.operator(*args)
                 return output
         return self._original(*args)

@@ -189,3 +189,22 @@ def test_a_raced_problem_has_the_same_bits_in_both_ways(module: ModuleType) -> N
         assert module.explain(*call) == module.explain(*recorded)
     finally:
         module.also_serve(measure=False, slower=False)
+
+
+def test_a_compiled_call_has_the_same_bits_as_an_eager_one(module: ModuleType, launcher: str) -> None:
+    if launcher == "Python":
+        pytest.skip("graphs hold the native launcher's operator alone")
+    module.also_serve(compiled=True, **({} if is_of("softmax", module) else {"gradients": True}))
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *args: own(module)(*args), backend="aot_eager", fullgraph=True)
+    call = arguments(module)
+    recorded = recording(call)
+    found = compiled(*recorded)
+    assert found.requires_grad
+    assert torch.equal(found, own(module)(*call))
+    with torch.no_grad():
+        assert torch.equal(compiled(*recorded), found)
+    leaves = [t for t in recorded if isinstance(t, torch.Tensor)]
+    both = (torch.autograd.grad(y.square().sum(), leaves) for y in (found, theirs(module)(*recorded)))
+    for ours, torchs in zip(*both, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
