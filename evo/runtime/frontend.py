@@ -121,7 +121,7 @@ def derive(
     with torch.enable_grad():
         leaves = [leaf(t, asked) for t, asked in zip(tensors, wanted, strict=True)]
         result = function(*leaves)
-    of = [t for t, asked in zip(leaves, wanted, strict=True) if asked]
+    of = [t for t, asked in zip(leaves, wanted, strict=True) if asked and t is not None]
     found = iter(torch.autograd.grad(result, of, gradient, create_graph=further))
     return tuple(next(found) if asked else None for asked in wanted)
 

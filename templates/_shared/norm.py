@@ -184,8 +184,8 @@ class Norm:
     def _run(
         self, input: Tensor, call: Call, addresses: tuple[int, ...], eps: float
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The result, None where PyTorch is to give it, and the statistics, if the variant gives them: mean (rstd where there
-        is none) and rstd."""
+        """The result, None where PyTorch is to give it, and mean and rstd, if the variant gives them (rms_norm's mean holds
+        nothing)."""
         address, weight_address, bias_address = addresses
         if not input.is_contiguous():  # PyTorch's own kernels copy it, too
             input = input.contiguous()

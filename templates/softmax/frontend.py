@@ -112,10 +112,10 @@ def patch(model: torch.nn.Module | None = None) -> Patch:
 def _compiled(input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Tensor | None:
     """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs; None:
     PyTorch's operation."""
-    if _in_graphs and NATIVE.operator is not None and not _misfit(input, dim, dtype):
-        if PACKAGE.tuned(input.device.type, str(input.dtype)[6:], {"cols": input.shape[-1]}):
-            output: Tensor = NATIVE.operator(input, dim)
-            return output
+    fits = _in_graphs and NATIVE.operator is not None and not _misfit(input, dim, dtype)
+    if fits and PACKAGE.tuned(input.device.type, str(input.dtype)[6:], {"cols": input.shape[-1]}):
+        output: Tensor = NATIVE.operator(input, dim)
+        return output
     return None
 
 

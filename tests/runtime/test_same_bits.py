@@ -62,7 +62,9 @@ def launcher(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=["trained layernorm", "trained rmsnorm", "layernorm", "rmsnorm", "softmax", "attention"])
+@pytest.fixture(
+    scope="module", params=["trained layernorm", "trained rmsnorm", "layernorm", "rmsnorm", "softmax", "attention"]
+)
 def loaded(
     request: pytest.FixtureRequest,
     launcher: str,
@@ -128,7 +130,8 @@ class Block(torch.nn.Module):
     def __init__(self, module: ModuleType) -> None:
         super().__init__()
         x, *rest = arguments(module)
-        self.module, self.first, self.last = module, torch.nn.Linear(x.shape[-1], x.shape[-1]), torch.nn.Linear(x.shape[-1], 3)
+        self.module, size = module, x.shape[-1]
+        self.first, self.last = torch.nn.Linear(size, size), torch.nn.Linear(size, 3)
         self.own = torch.nn.ParameterList(t for t in rest if isinstance(t, torch.Tensor))
         self.rest = rest
 
