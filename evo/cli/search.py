@@ -190,7 +190,7 @@ def search(
     cluster: Cluster = None,
     finalists: Annotated[int | None, typer.Option(help="Candidates that are timed again, paired.", min=1)] = None,
     sanitize_finals: Annotated[
-        bool | None, typer.Option("--sanitize-finals", help="Run each finalist under the device's memory checker, here.")
+        bool | None, typer.Option("--sanitize-finals", help="Run all finalists under the memory checker, not only winners.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     log: Log = None,
