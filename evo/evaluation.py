@@ -154,6 +154,9 @@ class Check:
     seed: int = 0
 
 
+UNCHECKED = "not checked for memory errors"
+"""What the log of a winner begins with that did not run under the device's memory checker; the reason follows."""
+
 AA_CONTROL = "twin"
 """The contender that is a second copy of the winner, in the race that confirms it."""
 

@@ -70,13 +70,15 @@ class Report:
     """What one tool found.
 
     errors: the tool's own count, if it has one. messages: one line for each finding. wrong: cases whose output the gate
-    refuses. command: what was run; its files are removed.
+    refuses. unfinished: why a process ended before it had made all calls, without a finding of the tool: the fault may be
+    the tool's or the machine's. It counts as an error, too. command: what was run; its files are removed.
     """
 
     tool: str
     errors: int
     messages: tuple[str, ...]
     wrong: tuple[str, ...]
+    unfinished: str
     command: str
     seconds: float
 
@@ -316,7 +318,9 @@ class _Job:
         said = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("=")]
         return f"the process died ({how}){where}{f': {said[-1]}' if said else ''}"
 
-    def report(self, tool: str, processes: Sequence[_Process], messages: Iterable[str], errors: int) -> Report:
+    def report(
+        self, tool: str, processes: Sequence[_Process], messages: Iterable[str], errors: int, unfinished: str = ""
+    ) -> Report:
         ended = zip(self.calls, processes[-1].results, strict=False)
         refusals = [(call.name, call.judge(result)) for call, result in ended]
         return Report(
@@ -324,6 +328,7 @@ class _Job:
             errors=errors,
             messages=tuple(self._with_source_line(m) for m in dict.fromkeys(messages)),
             wrong=tuple(f"{name}: {reason}" for name, reason in refusals if reason),
+            unfinished=unfinished,
             command=processes[0].command,
             seconds=sum(p.seconds for p in processes),
         )
@@ -425,9 +430,10 @@ def _under_compute_sanitizer(job: _Job, tool: str, sanitizer: str) -> Report:
             f"{tool} of {sanitizer} did not work here ({'; '.join(lines[-3:]) or process.failure}): run it"
             " where the GPU and its driver support debugging tools"
         )
+    unfinished = process.failure if not (count or found) else ""
     if process.failure and not (ended and count):
         count, found = max(count or 0, 1), [*found, process.failure]
-    return job.report(tool, [process], found, count or 0)
+    return job.report(tool, [process], found, count or 0, unfinished)
 
 
 _SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) error", re.MULTILINE)
@@ -473,8 +479,9 @@ def _under_gcc(job: _Job, tool: str) -> Report:
         found = [f"{what}, {place}" for place, what in re.findall(r"(candidate\.cpp:\d+:\d+): runtime error: (.+)", output)]
         found += re.findall(r"^SUMMARY: AddressSanitizer: (.+)$", output, re.MULTILINE)
         found = [re.sub(r" /\S*/(?=candidate)", " ", message) for message in found]
+    unfinished = "" if found else next((p.failure for p in processes if p.failure), "")
     found = found or [p.failure for p in processes if p.failure]
-    return job.report(tool, processes, found, len(found))
+    return job.report(tool, processes, found, len(found), unfinished)
 
 
 def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:

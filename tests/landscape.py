@@ -79,7 +79,7 @@ def timing(workload: str, ratio: float, contender: str = "candidate", protocol: 
 class LandscapeExecutor:
     """Results arrive in an order of chance: `delays` seeds it. Nothing else depends on it. change: what is made of them."""
 
-    target, builders, devices, losses = find_target("cpu"), 8, 1, 0
+    target, builders, devices, losses, here = find_target("cpu"), 8, 1, 0, False
 
     def __init__(
         self, delays: int, longest_s: float = 0.004, change: Callable[[Any, Any], Any] = lambda request, found: found

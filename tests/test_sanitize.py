@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
 from evo.sanitize import Report, choose_tools, find_compute_sanitizer, read_report, sanitize
 from evo.targets import find_target
-from tests.ended import run_here
+from tests.ended import run_here, run_python
 from tests.landscape import random_search
 from tests.lineage import samples as s
 from tests.toy_kernel import build_request, write_kernel
@@ -29,12 +31,14 @@ BODIES = {
     "writes beyond": "y[n] = 0;",
     "writes before": "y[-1] = 0;",
     "reads beyond": "volatile float next = x[n]; (void)next;",
+    "reads before": "volatile float next = x[-1]; (void)next;",
     "overflow": "volatile int most = 2147483647; volatile int sum = most + 1; (void)sum;",
     "stack unset": "float some[4]; if (n < 0) some[1] = 1; y[0] += 1e-30f * some[1];",
     "heap unset": "volatile float* h = (volatile float*)std::malloc(4 * n); y[0] += 1e-30f * h[0]; std::free((void*)h);",
     "crash": "*(volatile int*)8 = 1;",
     "wrong": "y[n - 1] = 3;",
     "spins": "for (volatile int on = 1; on;) {}",
+    "spins under the tool": "#ifdef __SANITIZE_ADDRESS__\nfor (volatile int on = 1; on;) {}\n#endif",
 }
 
 TEMPLATE = """
@@ -199,10 +203,60 @@ def test_a_bad_request_is_one_sentence_and_exit_code_2(
 def test_a_finalist_with_a_fault_that_the_gate_does_not_see_is_refused_where_that_is_asked_for(
     toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = partial(run_here, capsys)
-    search = ["search", toy, "--target", "cpu", "--evaluations", "1", "--finalists", "1", "--fix", "unroll=1"]
-    search += ["--fix", "mode=reads beyond", "--db", str(tmp_path / "lineage.db")]
-    assert here(*search).code == 0
-    assert here(*search, "--sanitize-finals", "--name", "sanitized").code == 1
+    here, options = partial(run_here, capsys), ("--sanitize-finals", "--name", "sanitized")
+    assert here(*search_for(toy, "reads beyond", tmp_path), *options).code == 1
     shown = here("show", "sanitized", "--db", str(tmp_path / "lineage.db")).out
     assert " was refused: wrong: under address: heap-buffer-overflow " in shown
+
+
+def search_for(toy: str, mode: str, folder: Path) -> list[str]:
+    search = ["search", toy, "--target", "cpu", "--evaluations", "1", "--finalists", "1", "--fix", "unroll=1"]
+    return [*search, "--fix", f"mode={mode}", "--db", str(folder / "lineage.db")]
+
+
+@pytest.mark.parametrize("mode", ["reads beyond", "reads before"])
+def test_a_winner_that_reads_beyond_its_input_is_refused_though_what_it_reads_is_thrown_away(
+    toy: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = partial(run_here, capsys)
+    assert here(*search_for(toy, mode, tmp_path), "--name", "beyond").code == 1
+    shown = here("show", "beyond", "--db", str(tmp_path / "lineage.db")).out
+    assert " was refused: wrong: under address: heap-buffer-overflow " in shown
+    assert " | volatile float next = x[" in shown
+
+
+def test_an_honest_winner_is_checked_and_nothing_is_said_of_it(
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = run_here(capsys, *search_for(toy, "honest", tmp_path))
+    assert ended.code == 0
+    assert "memory errors" not in ended.out
+
+
+def told_as_unchecked(toy: str, mode: str, folder: Path, libasan: str = "", *options: str) -> str:
+    """The remark about a winner, which has won. libasan: what g++ says of where that lies."""
+    if libasan:
+        real, fake = shutil.which("g++"), folder / "bin" / "g++"
+        fake.parent.mkdir(exist_ok=True)
+        fake.write_text(f'#!/bin/sh\ncase "$*" in -print-file-name=*) echo {libasan} ;; *) exec {real} "$@" ;; esac\n')
+        fake.chmod(0o755)
+    path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
+    ended = run_python(folder, "-m", "evo", *search_for(toy, mode, folder), *options, PATH=path, COLUMNS="300")
+    assert ended.returncode == 0, ended
+    (remark,) = (line for line in ended.stdout.splitlines() if "not checked for memory errors" in line)
+    return remark
+
+
+def test_a_winner_is_told_as_not_checked_where_there_is_no_tool(toy: str, tmp_path: Path) -> None:
+    remark = told_as_unchecked(toy, "reads beyond", tmp_path, "libasan.so")
+    assert remark.endswith("has no libasan.so, which sanitizing on a CPU needs")
+
+
+@pytest.mark.parametrize("options", [(), ("--sanitize-finals",)], ids=str)
+def test_a_tool_that_fails_refuses_no_candidate(toy: str, tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "libasan.so").write_text("no library")
+    assert "the process died" in told_as_unchecked(toy, "honest", tmp_path, str(tmp_path / "libasan.so"), *options)
+
+
+def test_a_tool_that_takes_too_long_refuses_no_candidate(toy: str, tmp_path: Path) -> None:
+    assert "no end within 5 s at case normal 5" in told_as_unchecked(toy, "spins under the tool", tmp_path)

@@ -12,7 +12,7 @@ from evo.analysis.candidates import CandidateSummary, TimingRecord
 from evo.analysis.runs import RunSummary, TaskSummary, find_run
 from evo.analysis.times import HeldRace, RelativeTime, gain_between, gain_fields, gain_within, held_races
 from evo.errors import error_line
-from evo.evaluation import AA_CONTROL
+from evo.evaluation import AA_CONTROL, UNCHECKED
 from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range, last_refusals, unrefused
@@ -146,8 +146,10 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
             .where(_c.id.between(*key_range(key)), last_refusals())
             .order_by(_c.id)
         )
+        last_logs = select(final.candidate_id, final.log).where(final.candidate_id.between(*key_range(key)))
+        logs = {row.candidate_id: row.log for row in connection.execute(last_logs.order_by(final.round))}
         refused = [record_of(RefusedFinalist, row, reason=error_line(row.log)) for row in connection.execute(query)]
-    finals = tuple(_workload_finals(task, races[task.number], rows, ceilings) for task in run.tasks)
+    finals = tuple(_workload_finals(task, races[task.number], rows, ceilings, logs) for task in run.tasks)
     genomes = {row.id: row.genome for row in rows.values()}
     return RunFinals(
         **vars(run),
@@ -158,9 +160,9 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
 
 
 def _workload_finals(
-    task: TaskSummary, race: HeldRace, rows: Mapping[int, Any], ceilings: Collection[str]
+    task: TaskSummary, race: HeldRace, rows: Mapping[int, Any], ceilings: Collection[str], logs: Mapping[int, str]
 ) -> WorkloadFinals:
-    """rows: what is known of the finalists that were not refused, by key."""
+    """rows: what is known of the finalists that were not refused, by key; logs: of their last finals, likewise."""
     raced = {k: time for k, time in race.common.items() if k in rows}
     winner = next((k for k in raced if rows[k].id == task.winner), None)
     first, again = raced.get(winner or 0), race.confirmed.get(winner or 0)
@@ -195,6 +197,8 @@ def _workload_finals(
             " when it was confirmed, beyond both intervals. The fastest of several is partly the luckiest, what runs before"
             " it matters, and so does the rest of the machine; the figure is no surer than that"
         )
+    if winner is not None and (log := logs.get(winner, "")).startswith(UNCHECKED):
+        remarks.append(f"the winner was {UNCHECKED}: {log.split(': ')[1]}")
     return WorkloadFinals(
         task=task.number,
         workload=task.workload,

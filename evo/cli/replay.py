@@ -98,7 +98,8 @@ def _print(
         print_json({"in_flight": in_flight, "repeats": repeats, "scores": scores, "means": means, "figures": figures})
         return
     table = make_table("space", "sampler", ">score", ">first tenth", ">evaluations", ">ms a proposal")
-    for s in [*scores, *(means if len({s.space for s in scores}) > 1 else ())]:
+    spaces = {s.space for s in scores}
+    for s in [*scores, *(means if len(spaces) > 1 else ())]:
         scored = [figure(s.score, 3), figure(s.tenths[0], 3)] if s.tenths is not None else ["n/a", "n/a"]
         row = *scored, figure(s.evaluations, 0), figure(s.proposal_ms)
         table.add_row(s.space, s.sampler, *row)

@@ -194,7 +194,7 @@ def search(
     cluster: Cluster = None,
     finalists: Annotated[int | None, typer.Option(help="Candidates that are timed again, paired.", min=1)] = None,
     sanitize_finals: Annotated[
-        bool | None, typer.Option("--sanitize-finals", help="Run each finalist under the device's memory checker, here.")
+        bool | None, typer.Option("--sanitize-finals", help="Run all finalists under the memory checker, not only winners.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     log: Log = None,
@@ -282,7 +282,7 @@ def refuse_early(job: Mapping[str, Any], db: str, *, taken: bool = True) -> None
         check_run_name(name)
     budget_of(job)
     find_sampler(sampler_of(job))
-    Store.check(db, name if taken else None)
+    Store.check_writable(db, name if taken else None)
     check_folder(cache_dir(db), "EVO_CACHE")
 
 

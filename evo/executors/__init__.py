@@ -88,6 +88,8 @@ class Executor(Protocol):
     left out."""
     losses: int
     """Processes, or workers of a cluster, that were lost while they had something to do."""
+    here: bool
+    """Whether the devices are this machine's."""
 
     def build(self, request: Request) -> Future[Build]:
         """Never fails for a fault of the candidate: that is a Build with another status."""

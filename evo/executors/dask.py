@@ -121,6 +121,8 @@ class _Job:
 class DaskExecutor:
     """See `evo.executors.Executor`."""
 
+    here = False
+
     def __init__(self, target: str, config: ExecutorConfig) -> None:
         """Raises UsageError, DeviceError if the cluster cannot be used."""
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said here

@@ -49,6 +49,8 @@ _NICE = 10
 class LocalExecutor:
     """See `evo.executors.Executor`."""
 
+    here = True
+
     def __init__(self, target: str, config: ExecutorConfig) -> None:
         self._target, self._config = target, config
         self.target, self.builders, self.devices = find_target(target), config.builders, len(config.devices)

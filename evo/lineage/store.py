@@ -90,7 +90,7 @@ class Store:
             return cls(engine, location, closing.pop_all(), lock, writes=write)
 
     @classmethod
-    def check(cls, where: str | Path, name: str | None = None) -> None:
+    def check_writable(cls, where: str | Path, name: str | None = None) -> None:
         """Raises the StoreError of a database that a search could not open for writing, or that has a run of this name
         already, as far as that can be seen without making or changing anything."""
         location = locate(where)

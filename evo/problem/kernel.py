@@ -714,15 +714,26 @@ def _copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:
 
 
 def kernel_digest(folder: Path) -> str:
-    """sha256 over what decides a search: the folder's Python files and templates, and the folders that kernels share, whose
-    names start with an underscore; but for the export's frontend, and the .py and .h in _shared, which frontends share. The
-    kernel need not be loaded for that, and may lie anywhere."""
+    """sha256 over what decides a search: the folder's Python files and templates, and what they name of the folders that
+    kernels share, whose names start with an underscore; but for the export's frontend, and the .py and .h in _shared, which
+    frontends share. The kernel need not be loaded for that, and may lie anywhere."""
     kept = {".py", ".j2", ".cu", ".cpp", ".cuh", ".h"}
-    of_frontends = {*template_root().glob("_shared/*.py"), *template_root().glob("_shared/*.h")}
-    files = [*folder.rglob("*"), *(p for p in template_root().glob("_*/**/*") if p not in of_frontends)]
+    shared: dict[str, list[Path]] = {}
+    for path in sorted(template_root().glob("_*/**/*")):
+        if path.suffix in kept and not (path.parent.name == "_shared" and path.suffix in (".py", ".h")):
+            shared.setdefault(path.relative_to(template_root()).parts[0], []).append(path)
+    found, waiting = dict[Path, bytes](), list(folder.rglob("*"))
+    while waiting:
+        path = waiting.pop()
+        if path in found or path.suffix not in kept or path.stem == Path(FRONTEND_FILE).stem:
+            continue
+        found[path] = path.read_bytes()
+        for name, file in re.findall(rb"(?<!\w)(_[a-z]\w*)(?!\w)(?:/([\w.]+))?", found[path]):
+            family = shared.get(name.decode(), ())
+            # A whole family, or one file; all where the name of the file is computed.
+            waiting += [p for p in family if p.name == file.decode().rstrip(".")] or family
     digest = hashlib.sha256()
-    files = [p for p in files if p.suffix in kept and p.stem != Path(FRONTEND_FILE).stem]
-    for name, content in sorted((p.name, p.read_bytes()) for p in files):
+    for name, content in sorted((p.name, content) for p, content in found.items()):
         digest.update(name.encode() + b"\0" + content + b"\0")
     return digest.hexdigest()
 
@@ -785,17 +796,20 @@ def unfilled(path: Path) -> list[tuple[int, str]]:
     return [(number, line.partition(UNFILLED)[2].strip()) for number, line in lines if UNFILLED in line]
 
 
-_loaded: dict[Path, Kernel] = {}
+_loaded: dict[Path, tuple[Kernel, dict[Path, tuple[int, int]]]] = {}
+"""By folder the kernel, and the Python files that it was loaded from, as they were."""
 
 
 def load_kernel(name: str) -> Kernel:
-    """The `KERNEL` of templates/<name>/kernel.py, or of the folder that `name` is a path to.
+    """The `KERNEL` of templates/<name>/kernel.py, or of the folder that `name` is a path to; loaded once, and again when one
+    of its Python files has changed.
 
     Raises UnknownNameError, or KernelError if there is no such file or it does not state a problem.
     """
     folder = find_kernel(name)
-    if folder in _loaded:
-        return _loaded[folder]
+    kernel, files = _loaded.get(folder, (None, {}))
+    if kernel is not None and all(_stamp(path) == stamp for path, stamp in files.items()):
+        return kernel
     path = folder / "kernel.py"
     if missing := unfilled(path):
         places = "; ".join(f"line {line}, {what}" for line, what in missing)
@@ -803,6 +817,12 @@ def load_kernel(name: str) -> Kernel:
     # The folder is imported as a package of a private name, so that kernel.py can be split: from .space import ...
     # It holds the folders that kernels of a family share, too: from ._norm import ...
     package = f"_evo_kernel_{folder.name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    for module_name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
+        del sys.modules[module_name]
+    for changed in (p for p, stamp in files.items() if _stamp(p) != stamp):
+        # Python takes what it has compiled for a file of the same size and second.
+        Path(importlib.util.cache_from_source(str(changed))).unlink(missing_ok=True)
+    importlib.invalidate_caches()
     places_of_modules = [str(folder), str(template_root())]
     spec = importlib.util.spec_from_file_location(package, path, submodule_search_locations=places_of_modules)
     if spec is None or spec.loader is None:
@@ -820,7 +840,8 @@ def load_kernel(name: str) -> Kernel:
         raise KernelError(f"{path} must define KERNEL = evo.problem.kernel.Kernel(...)")
     object.__setattr__(kernel, "folder", folder)
     check_statement(kernel)
-    _loaded[folder] = kernel
+    own = [m for name, m in sys.modules.items() if name == package or name.startswith(f"{package}.")]
+    _loaded[folder] = kernel, {p: _stamp(p) for p in (Path(m.__file__) for m in own if m.__file__)}
     return kernel
 
 
@@ -841,3 +862,12 @@ def recorded_kernel(name: str, digest: str | None) -> Kernel:
         if reason:
             raise UsageError(f"kernel {name} is not here as it was recorded: {reason}; add --trust to run its kernel.py")
     return load_kernel(name)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Of a file: (0, 0) if it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

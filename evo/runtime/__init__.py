@@ -14,7 +14,12 @@ it. A kernel's frontend.py, the function with PyTorch's signature, is written ag
     Table                                     the type of DISPATCH, and of what stands in for it in a trial
     NATIVE = Native(DISPATCH, name, fake, use)  the launcher in C++, frontend.cpp, once it is built
     Patch                                     puts functions in the place of PyTorch's, and takes them away again
-    addresses(*tensors) -> tuple | str        where they lie, 0 for None; or why they must be left to PyTorch
+    PACKAGE.unasked = frozenset(names)        options, each an output, that a variant may have on where a call has them off:
+                                              the frontend throws away what found.variant gives more
+    addresses(*tensors) -> tuple | str        where they lie, 0 for None; or why they must be left to PyTorch; RECORDING:
+                                              because gradients are recorded
+    Recorded.apply(...), derive(...)          such a call nevertheless; PyTorch's derivative of a function
+    NONE, PAY, ALL                            which of them are served: none, those that cost a training step no time, all
     workspace(found, tensor) -> list          memory for the Call's workspace arguments, on the device of the tensor
 
 What a frontend passes must be memory of that device and dtype, laid out as the kernel expects. Beside its public names
@@ -41,13 +46,19 @@ from importlib import import_module
 from typing import Any
 
 _PROVIDERS = {
+    "ALL": "native",
     "Call": "trial",
     "Dispatch": "dispatch",
+    "NONE": "native",
     "Native": "native",
+    "PAY": "native",
     "Package": "package",
     "Patch": "frontend",
+    "RECORDING": "frontend",
+    "Recorded": "frontend",
     "Table": "trial",
     "addresses": "frontend",
+    "derive": "frontend",
     "main": "commands",
     "workspace": "frontend",
 }

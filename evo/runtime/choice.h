@@ -57,7 +57,8 @@ struct Answer {
     int variant = -1;
     Text text;
     const char* how = "";
-    bool undecided = false;  // a race decides
+    bool undecided = false;   // a race decides
+    bool gives_more = false;  // it gives outputs that the problem does not ask for
 
     bool serves() const { return variant >= 0; }
     std::string in_words() const { return (serves() ? "" : "PyTorch: ") + *text + how; }
@@ -80,7 +81,7 @@ struct Member {
     Text slower;               // why problems near them are left to PyTorch, if they are
     Text text;
     int variant = -1;
-    bool measured = false;
+    bool measured = false, gives_more = false;
     Step first;
     std::shared_ptr<const More> more;
 
@@ -95,7 +96,7 @@ struct Member {
         } else if (variant < 0) {
             found.text = text;
         } else {
-            found.launch = first.launch, found.more = more;
+            found.launch = first.launch, found.more = more, found.gives_more = gives_more;
             if (first.grid(sizes, found.launch.grid)) found.variant = variant, found.text = text;
         }
         return found;

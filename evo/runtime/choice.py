@@ -100,13 +100,14 @@ def bucket_of(sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(2 * int(2 * math.log2(max(n, 1)) + 0.5) + (n % 8 == 0) for n in sizes.values())
 
 
-def member_of(builds: Sequence[Variant], device: int, point: Mapping[str, Any]) -> Member:
-    """point: of what the first of the builds won."""
+def member_of(builds: Sequence[Variant], device: int, point: Mapping[str, Any], sizes: Mapping[str, int]) -> Member:
+    """point: of what the first of the builds won. sizes: of a problem that it fits, which may ask for fewer outputs."""
     record = {**builds[0].record, **point}
     here = cpu.model() if device < 0 else torch.cuda.get_device_name(device)
     measured = record.get("record", {}).get("device") == here and deciding(record) is not None
     measured = measured and _release(builds[0].beside) == _release(torch.__version__)
-    return Member(builds, record["workload"]["dims"], measured, slower(record) if measured else "")
+    asked = {n: sizes[n] for n in builds[0].package.unasked}
+    return Member(builds, {**record["workload"]["dims"], **asked}, measured, slower(record) if measured else "")
 
 
 def _release(version: str) -> list[str]:
@@ -114,13 +115,23 @@ def _release(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def members_of(variants: Iterable[Variant], device: int) -> list[Member]:
-    """By what they were tuned for, and were the best for."""
+def members_of(variants: Iterable[Variant], device: int, sizes: Mapping[str, int], prefer_more: bool) -> list[Member]:
+    """By what they were tuned for, and were the best for. sizes: of a problem that all of them fit. Where variants with and
+    without outputs that it does not ask for were tuned for the same, those that were measured to be faster than PyTorch are
+    taken; of both such, or neither, those with them if `prefer_more`."""
     groups: dict[tuple[int, ...], list[tuple[Variant, Mapping[str, Any]]]] = {}
     for v in in_order(variants, device):
         for point in v.points:
             groups.setdefault(tuple(point["workload"]["dims"].values()), []).append((v, point))
-    return [member_of([v for v, _ in group], device, group[0][1]) for group in groups.values()]
+    found: dict[tuple[int, ...], list[Member]] = {}
+    for group in groups.values():
+        member = member_of([v for v, _ in group], device, group[0][1], sizes)
+        found.setdefault(tuple(member.sizes.values()), []).append(member)
+
+    def merit(m: Member) -> tuple[bool, bool]:
+        return m.measured and not m.slower, m.builds[0].gives_more(sizes) == prefer_more
+
+    return [max(alike, key=merit) for alike in found.values()]
 
 
 def factors(own: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:

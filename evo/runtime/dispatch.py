@@ -55,7 +55,7 @@ class Dispatch(Table):
         self._loaded: dict[tuple[int, int], Loaded | str] = {}
         self._only: int | None = None
         self._untuned: bool | None = None
-        self._slower, self._measure = False, True
+        self._slower, self._measure, self._more = False, True, False
         self._forked = False
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):  # Linux and macOS
@@ -95,7 +95,12 @@ class Dispatch(Table):
             self.clear()
 
     def also_serve(
-        self, *, untuned: bool | None = None, slower: bool | None = None, measure: bool | None = None
+        self,
+        *,
+        untuned: bool | None = None,
+        slower: bool | None = None,
+        measure: bool | None = None,
+        more: bool | None = None,
     ) -> None:
         """What else variants serve; None leaves it as it is.
 
@@ -104,11 +109,15 @@ class Dispatch(Table):
         slower: problems whose nearest variant was measured, and PyTorch was faster. Not at first.
         measure: problems unlike all that were measured by the fastest in a short race of the two nearest variants and
         PyTorch, as at first; else by the nearest variant.
+        more: calls by variants with outputs that they do not ask for, where others are for the same sizes. Not at first.
         """
         with self._lock:
             self._untuned = self._untuned if untuned is None else untuned
             self._slower = self._slower if slower is None else slower
             self._measure = self._measure if measure is None else measure
+            if more is not None and more != self._more:
+                self._more = more
+                self._fallbacks.clear()
             self.clear()
 
     @contextmanager
@@ -149,8 +158,9 @@ class Dispatch(Table):
         """For the native launcher, of a problem: how it is served, in words; what is right for all problems like it, as
         native.h reads it; whether those that no measurement decides are raced; and what a race here has decided (or None).
         Of each member the sizes, why it leaves problems near those to PyTorch, its variant or why there is none (no words:
-        it is not loaded yet), that one's number (-1: none), what its code says of itself, and whether it was measured. No
-        members: PyTorch serves all of them; None: nothing that lasts."""
+        it is not loaded yet), that one's number (-1: none), what its code says of itself, whether it was measured, and
+        whether it gives outputs that they do not ask for. No members: PyTorch serves all of them; None: nothing that
+        lasts."""
         found = self[key]
         text = found if isinstance(found, str) else str(found.variant)
         family = self._families.get(self._common(key))  # not locked: while something is compiled, others do not wait
@@ -162,7 +172,8 @@ class Dispatch(Table):
 
     def _told(self, family: Family, m: Member, device: int) -> tuple[Any, ...]:
         text, variant, code = self._state(m, device)
-        return (*m.sizes.values(), self._left(family, m), text and text + m.how, variant, code, m.measured)
+        more = variant >= 0 and self._variants[variant].gives_more(m.sizes)
+        return (*m.sizes.values(), self._left(family, m), text and text + m.how, variant, code, m.measured, more)
 
     def _state(self, member: Member, device: int) -> tuple[str, int, tuple[Any, ...] | None]:
         refused = ""
@@ -289,9 +300,9 @@ class Dispatch(Table):
         if not candidates:
             tuned_for = sorted({f"{v.target} {v.arch} {v.dtype}" for v in self.package.variants})
             return f"nothing was tuned for {name} on this device (there is {', '.join(tuned_for)})"
-        tuned = [v for v in candidates if all(v.sizes[n] == sizes[n] for n in v.fixed)]
+        tuned = [v for v in candidates if v.fits(sizes)]
         if tuned:
-            members = members_of(tuned, device)
+            members = members_of(tuned, device, sizes, self._more)
             if self._measures and any(sizes[n] for n in getattr(self._frontend, "DATA_DECIDE", ())):
                 members = [replace(m, measured=False, slower="") for m in members]
             return Family(members)
@@ -300,12 +311,12 @@ class Dispatch(Table):
         if self._only is not None:
             return untuned + "no other variant is to be chosen now"
         if common not in self._fallbacks:
-            _remember(self._fallbacks, common, self._jit.fallbacks(device, name, sizes))
+            _remember(self._fallbacks, common, self._jit.fallbacks(device, name, sizes, self._more))
         if not (builds := self._fallbacks[common]):
             return untuned + "none here can be compiled for them"
         if not (device >= 0 if self._untuned is None else self._untuned):
             return untuned + "also_serve(untuned=True) has a variant compiled for them"
-        return Family([replace(member_of(builds, device, {}), measured=False)], untuned)
+        return Family([replace(member_of(builds, device, {}, sizes), measured=False)], untuned)
 
     def _compiled_in(self, variant: Variant, sizes: Mapping[str, int]) -> str:
         """The sizes that are, in words, and the options that are on: head_dim=64 causal."""

@@ -1,6 +1,7 @@
-"""What frontends share: where the memory of tensors lies, if a kernel may have it; putting functions in PyTorch's place."""
+"""What frontends share: where the memory of tensors lies, if a kernel may have it; calls that record gradients; putting
+functions in PyTorch's place."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,6 +18,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 # Not data_ptr(), which would copy a tensor that is cloned lazily; an older PyTorch may lack it.
 _address: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "const_data_ptr", torch.Tensor.data_ptr)
+RECORDING = "gradients are being recorded"
 _is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -44,7 +46,7 @@ def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...] | str:
         if type(t) not in _PLAIN:
             return f"an argument is a {type(t).__name__}, not a plain tensor"
         if recording and t.requires_grad:
-            return "gradients are being recorded"
+            return RECORDING
         if t.is_nested or t.layout is not _STRIDED:
             return "an argument is not laid out as a plain array"
         if device is None:
@@ -73,6 +75,55 @@ def workspace(call: Any, like: torch.Tensor) -> list[torch.Tensor]:
     of `like`. It is to live until the call returns."""
     made = ((like.new_zeros if zeroed else like.new_empty, size) for size, zeroed in call.workspace)
     return [new(size, dtype=torch.uint8) for new, size in made]
+
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+class Recorded(torch.autograd.Function):
+    """A call from Python that records gradients, of which a variant gives the result.
+
+    apply(run, derive, *tensors): run() gives the result, and what is kept beside the tensors, while nothing is recorded;
+    derive(gradient, kept, tensors, wanted) gives the gradients of those tensors that `wanted` says. A tensor may be None.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[], Sequence[torch.Tensor | None]], derive: Callable[..., Gradients], *tensors: Any
+    ) -> torch.Tensor:
+        result, *kept = run()
+        ctx.save_for_backward(*kept, *tensors)
+        ctx.derive, ctx.kept = derive, len(kept)
+        assert result is not None
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        saved, kept = ctx.saved_tensors, ctx.kept
+        return None, None, *ctx.derive(gradient, saved[:kept], saved[kept:], ctx.needs_input_grad[2:])
+
+
+def derive(
+    function: Callable[..., torch.Tensor],
+    gradient: torch.Tensor,
+    tensors: Sequence[torch.Tensor | None],
+    wanted: Sequence[bool],
+) -> Gradients:
+    """The gradients of those tensors that `wanted` says, by PyTorch's derivative of `function`, which is called again. They
+    can be differentiated if that is recorded."""
+    further = torch.is_grad_enabled()
+
+    def leaf(t: torch.Tensor | None, asked: bool) -> torch.Tensor | None:
+        if t is None:
+            return None
+        return t.view_as(t) if further else t.detach().requires_grad_(asked)  # hooks of t run in the outer pass
+
+    with torch.enable_grad():
+        leaves = [leaf(t, asked) for t, asked in zip(tensors, wanted, strict=True)]
+        result = function(*leaves)
+    of = [t for t, asked in zip(leaves, wanted, strict=True) if asked and t is not None]
+    found = iter(torch.autograd.grad(result, of, gradient, create_graph=further))
+    return tuple(next(found) if asked else None for asked in wanted)
 
 
 class Patch(ExitStack):

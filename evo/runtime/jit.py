@@ -41,12 +41,15 @@ class Jit:
         self.busy = False
         """Whether something is being compiled or tried."""
 
-    def fallbacks(self, device: int, dtype: str, sizes: Mapping[str, int]) -> list[Variant]:
-        """What can be compiled for these sizes on the device, the one to be taken first."""
+    def fallbacks(
+        self, device: int, dtype: str, sizes: Mapping[str, int], prefer_more: bool = False
+    ) -> list[Variant]:
+        """What can be compiled for these sizes on the device, the one to be taken first: all give outputs that the sizes do
+        not ask for, or none does; the former if `prefer_more` and there are such."""
         ranked: list[tuple[tuple[float, ...], Variant]] = []
         for base, penalty in self._bases:
             name = base.record["jit"]["dimension"]
-            if base.dtype != dtype or any(base.sizes[n] != sizes[n] for n in base.fixed if n != name):
+            if base.dtype != dtype or not base.fits(sizes, but=name):
                 continue
             variant = base.at(sizes[name])
             place = rank(variant, device) if variant is not None else None
@@ -54,7 +57,9 @@ class Jit:
                 distance = factors(base.sizes, sizes)
                 order = (distance.pop(name) + penalty, sum(distance.values()), place, len(ranked))
                 ranked.append((order, variant))
-        return [variant for _, variant in sorted(ranked, key=lambda pair: pair[0])][:_MOST_ATTEMPTS]
+        found = [variant for _, variant in sorted(ranked, key=lambda pair: pair[0])]
+        preferred = [variant for variant in found if variant.gives_more(sizes) == prefer_more]
+        return (preferred or found)[:_MOST_ATTEMPTS]
 
     def compiled(self, variant: Variant, device: int) -> Loaded:
         """Compiled, tried and kept; or what was kept before. Raises Unavailable."""

@@ -61,7 +61,12 @@ struct Problem {
     Problem() = default;
     Problem(int device, c10::ScalarType dtype, std::initializer_list<std::int64_t> sizes) {
         words[0] = device, words[1] = static_cast<std::int64_t>(dtype);
-        for (const std::int64_t n : sizes) words[count++] = n;
+        for (const std::int64_t n : sizes) add(n);
+    }
+
+    void add(std::int64_t size) {
+        TORCH_CHECK(count < words.size(), "a problem has more than ", MOST_SIZES, " sizes");
+        words[count++] = size;
     }
 
     int device() const { return static_cast<int>(words[0]); }
@@ -86,6 +91,10 @@ class Table {
     // describe(key): Dispatch.family. retire(variant, device, reason). dimensions: see native.py.
     Table(py::object describe, py::object retire, const py::list& dimensions)
         : describe_(std::move(describe)), retire_(std::move(retire)) {
+        if (dimensions.size() > MOST_SIZES)
+            throw std::runtime_error(
+                "the kernel has " + std::to_string(dimensions.size()) + " dimensions and compiled-in options, and the launcher " +
+                "takes " + std::to_string(MOST_SIZES));
         for (const py::handle d : dimensions) {
             const auto [low, high, cpu, gpu] = d.cast<std::tuple<std::int64_t, std::int64_t, bool, bool>>();
             dimensions_.push_back({low, high, cpu, gpu});
@@ -253,7 +262,7 @@ class Table {
         for (size_t i = 0; i < sizes; ++i) m.add_size(record[i].cast<std::int64_t>());
         const auto told = [&](size_t i) { return py::len(record[i]) ? text_of(record[i]) : nullptr; };
         m.slower = told(sizes), m.text = told(sizes + 1);
-        m.variant = record[sizes + 2].cast<int>(), m.measured = record[sizes + 4].cast<bool>();
+        m.variant = record[sizes + 2].cast<int>(), m.measured = record[sizes + 4].cast<bool>(), m.gives_more = record[sizes + 5].cast<bool>();
         if (record[sizes + 3].is_none()) return m;
         const auto code = record[sizes + 3].cast<py::tuple>();  // Function.described
         const auto context = reinterpret_cast<void*>(code[0].cast<std::uintptr_t>());
@@ -371,11 +380,13 @@ void add_kernels(Operator&, torch::Library&);
 PyObject* call(Operator&, PyObject* const*);
 PyObject* explain(Operator&, PyObject* const*);
 
+enum { NONE, PAY, ALL };  // calls that record gradients that are served, as in native.py
+
 // Of one package. Never destroyed: the dispatcher refers to it.
 struct Operator {
     Table table;
     std::unique_ptr<Table> backward;  // of the package within this one that computes gradients; null: there is none
-    std::atomic<bool> gradients{false};  // whether calls that record gradients are served, too
+    std::atomic<int> gradients{NONE};
     torch::Library definitions;
     std::string name;
     std::optional<c10::OperatorHandle> handle;
@@ -476,5 +487,5 @@ PYBIND11_MODULE(evo_native, module) {
             [](Operator& op, py::object describe, py::object retire, const py::list& dimensions) {
                 op.backward = std::make_unique<Table>(std::move(describe), std::move(retire), dimensions);
             })
-        .def("serve_gradients", [](Operator& op, bool wanted) { op.gradients = wanted; });
+        .def("serve_gradients", [](Operator& op, int which) { op.gradients = which; });
 }

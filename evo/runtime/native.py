@@ -34,6 +34,10 @@ _MODULE = "evo_native"
 _BUILD = "import json, sys; from torch.utils.cpp_extension import load; load(**json.load(sys.stdin))"
 """In a process of its own: the builder takes half a second to import, and loads what it builds."""
 
+NONE, PAY, ALL = 0, 1, 2
+"""Calls that record gradients that a frontend serves; PAY: where that costs a training step no time."""
+
+
 class Native:
     """The native launcher of one package.
 
@@ -81,9 +85,10 @@ class Native:
             raise RuntimeError(f"the native launcher cannot be built: {reason}; calls are launched from Python") from None
         return library
 
-    def serve_gradients(self, wanted: bool) -> None:
+    def serve_gradients(self, which: int) -> None:
+        """Which calls that record gradients are served: NONE, those that PAY, or ALL."""
         if self._extension is not None:
-            self._extension.serve_gradients(wanted)
+            self._extension.serve_gradients(which)
 
     def _library(self, create: bool) -> Path:
         """Where the library for this machine lies, or will. Raises Unavailable."""

@@ -245,6 +245,8 @@ class Package:
         fixed = {v.target: v.fixed for v in self.variants}
         self.fixed = {p: tuple(d["name"] in fixed.get(p, ()) for d in self.dimensions) for p in ("cpu", "cuda")}
         """Which dimensions are compiled in, by target."""
+        self.unasked: frozenset[str] = frozenset()
+        """Outputs, by their options, that a variant may give where a call asks for none: the frontend throws them away."""
 
     def tuned(self, place: str, dtype: str, sizes: dict[str, int]) -> bool:
         """Whether some variant is for a device of that type, the dtype and these sizes: without looking at this machine,
@@ -442,6 +444,14 @@ class Variant:
             parts.append(text[position:blank])
             position = blank + width
         return str(self.size).encode().join([*parts, text[position:]])
+
+    def fits(self, sizes: Mapping[str, int], but: str = "") -> bool:
+        """Whether what is compiled in is right for a problem, whose size named `but` is not looked at."""
+        return all(self.sizes[n] == sizes[n] for n in self.fixed if n != but and (sizes[n] or n not in self.package.unasked))
+
+    def gives_more(self, sizes: Mapping[str, int]) -> bool:
+        """Whether it gives outputs that a problem does not ask for."""
+        return any(self.sizes[n] and not sizes[n] for n in self.package.unasked)
 
     def tuned_as(self, other: Variant) -> bool:
         """Whether both are builds for the same problem."""

@@ -71,7 +71,7 @@ class OneVariant(Table):
     def __missing__(self, key: tuple[Any, ...]) -> Call | str:
         variant = self._loaded.variant
         sizes = dict(zip((d["name"] for d in variant.package.dimensions), key[2:], strict=True))
-        if any(sizes[n] != variant.sizes[n] for n in variant.fixed):
+        if not variant.fits(sizes):
             return "other sizes are compiled in"
         try:
             self[key] = self._loaded.call(sizes, _fail)

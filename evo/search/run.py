@@ -23,7 +23,7 @@ from pathlib import Path
 
 from evo import __version__
 from evo.errors import DeviceError, EvoError, StoreError, TemplateError, UsageError, error_line
-from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Check, Evaluation, Status, Timing
+from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Check, Evaluation, Status, Timing
 from evo.executors import AskedTarget, Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
@@ -48,7 +48,8 @@ _FIRST_VARIANTS = 32
 """That greedy choices begin with."""
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _BUILDERS_A_CORE = 16
-_SANITIZING_S = 180.0
+_LEAST_SANITIZING_S = 1.0
+"""In less no memory checker starts."""
 _WINNERS_MULTIPLE = 3
 """So many times the random cases of a finalist are the winner's, on top."""
 _PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
@@ -486,17 +487,29 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
         if found.status is not Status.OK:
             return replace(total, log=f"for {task.workload}: {found.log}")
     task, _ = builds[0]
-    if task.sanitized:
+    return _check_memory(task, genome, total) if task.sanitized else total
+
+
+def _check_memory(task: TaskExecutor, genome: Genome, passed: Evaluation) -> Evaluation:
+    """What has passed the gate, refused if the device's memory checker finds a fault. A fault of the tool or the machine
+    refuses nothing: then the log says that it was not checked."""
+    if not (task.executor.here or task.sanitized):
+        return replace(passed, log=f"{UNCHECKED}: it ran on another machine")
+    if task.sanitizing_s < _LEAST_SANITIZING_S:
+        return replace(passed, log=f"{UNCHECKED}: its run has too many workloads")
+    try:
         tool = memory_checker(task.target)
-        try:
-            (report,) = sanitize(task.request(genome), (tool,), seed=task.seed, limit_s=_SANITIZING_S).reports
-            said = (*report.messages, *report.wrong)
-        except EvoError as error:  # the run is to end: without it, the next one says why
-            said = (str(error),)
-        if said:
-            check = Check(case=tool, passed=False, reason=said[0])
-            return replace(total, status=Status.WRONG, checks=(*total.checks, check), log=f"under {tool}: {said[0]}")
-    return total
+        (report,) = sanitize(task.request(genome), (tool,), seed=task.seed, limit_s=task.sanitizing_s).reports
+        why = report.unfinished
+    except (EvoError, OSError, RuntimeError) as error:  # PyTorch's are RuntimeErrors
+        why = str(error).partition("\n")[0]
+    if why:
+        return replace(passed, log=f"{UNCHECKED}: {why}")
+    if report.clean:
+        return passed
+    said = next(iter((*report.messages, *report.wrong)), f"{report.errors} errors, of which it says nothing more")
+    check = Check(case=tool, passed=False, reason=said)
+    return replace(passed, status=Status.WRONG, checks=(*passed.checks, check), log=f"under {tool}: {said}")
 
 
 def _race(task: TaskExecutor, finalists: list[Finalist]) -> tuple[Timing, ...]:
@@ -548,6 +561,10 @@ def _confirm(
             checks = finalist.measurement.checks + tuple(c for c in gated.checks if not c.passed)
             finalist.measurement = replace(finalist.measurement, status=gated.status, checks=checks, log=gated.log)
             continue
+        if not task.sanitized:
+            finalist.measurement = _check_memory(task, genome, finalist.measurement)
+            if not finalist.passed:
+                continue
         for _ in range(_CONFIRMATIONS):
             task.executor.renew_device()
             outcome = task.race([finalist.enter(name), finalist.enter(AA_CONTROL)], task.problem.ceilings, hot=True)

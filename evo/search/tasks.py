@@ -20,6 +20,8 @@ from evo.problem.space import Space
 
 RANDOM_CASES, _LEAST_CASES = 64, 4
 """Of a finalist, over all tasks of a run; of each task."""
+_FINALIST_SANITIZED_S, _WINNER_SANITIZED_S, _WINNERS_SANITIZED_S = 180.0, 5.0, 60.0
+"""What the memory checker may take for a finalist, where that is asked for; for a winner; for all winners of a run."""
 
 
 _PAUSE_S = 1.0
@@ -43,7 +45,9 @@ class TaskExecutor(TaskData):
     finals_cases: int = RANDOM_CASES
     """Random ones that a finalist is gated on; the winner meets more."""
     sanitized: bool = False
-    """Whether finalists are run under the device's memory checker."""
+    """Whether all finalists are run under the device's memory checker, and not the winner alone."""
+    sanitizing_s: float = _FINALIST_SANITIZED_S
+    """What that may take."""
     race_s: float = math.inf
     """What a race takes at most."""
     reference_us: float = math.inf
@@ -119,7 +123,8 @@ class TaskExecutor(TaskData):
 
 def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecutor]:
     """The tasks of a run, with what their data are drawn with at this stage."""
-    seed = gate_seeds(spec.options, spec.seed)[stage]
+    seed, sanitized = gate_seeds(spec.options, spec.seed)[stage], bool(spec.options.get("sanitize_finals"))
+    winner_s = min(_WINNER_SANITIZED_S, _WINNERS_SANITIZED_S / len(spec.workloads))
     return [
         TaskExecutor(
             executor=executor,
@@ -129,7 +134,8 @@ def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecut
             workload=workload,
             seed=seed,
             finals_cases=max(_LEAST_CASES, RANDOM_CASES // len(spec.workloads)),  # many tasks have the same code
-            sanitized=bool(spec.options.get("sanitize_finals")),
+            sanitized=sanitized,
+            sanitizing_s=_FINALIST_SANITIZED_S if sanitized else winner_s,
         )
         for workload in spec.workloads
     ]

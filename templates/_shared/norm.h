@@ -12,8 +12,9 @@
 //     template <class Eps> bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t rows, std::int64_t cols, Eps eps);
 //     bool launch_backward(Table&, const Answer&, const Problem&, const OfBackward&, std::int64_t rows, std::int64_t cols);
 //
-// Calls that record gradients are served where variants serve both passes: the forward gives the statistics that the backward
-// takes. All others are PyTorch's, which computes nothing twice.
+// A call has the same result whether or not it records gradients: the same variant is chosen, which may give the statistics
+// that the backward takes; where it does not, another one gives them beside it. Calls that record gradients are served where
+// variants serve both passes, or all, with PyTorch's derivative where no variant of the backward serves.
 #pragma once
 
 #include <ATen/OpMathType.h>
@@ -113,20 +114,16 @@ inline Problem problem_of(const Tensor& input, c10::IntArrayRef shape, c10::IntA
     const std::int64_t cols = c10::multiply_integers(shape);
     const at::Device device = input.device();
     Problem found(device.is_cpu() ? -1 : device.index(), input.scalar_type(), {input.numel() / cols, cols});
-    for (const std::int64_t option : options) found.words[found.count++] = option;
+    for (const std::int64_t option : options) found.add(option);
     return found;
 }
 
 using Chosen = std::pair<Problem, Answer>;
 
-// What serves a call: a variant without statistics or, where there is none and always where they are wanted, one that gives
-// them.
+// What serves a call, with statistics or without; always with them if `saving`.
 inline Chosen choose(Operator& op, const Call& c, bool saving = false) {
-    Problem problem = problem_of(*c.input, c.shape, saving ? SAVING : PLAIN);
-    Answer answer = op.table.find(problem);
-    if (saving || answer.serves()) return {problem, answer};
-    auto other = choose(op, c, true);
-    return other.second.serves() ? other : std::pair{problem, answer};
+    const Problem problem = problem_of(*c.input, c.shape, saving ? SAVING : PLAIN);
+    return {problem, op.table.find(problem)};
 }
 
 struct Result {
@@ -142,7 +139,7 @@ inline Result run(Operator& op, const Call& c, const Chosen& chosen) {
     const std::int64_t rows = problem.words[2], cols = problem.words[3];
     Result found;
     found.output = at::empty(input.sizes(), input.options());
-    if (c10::IntArrayRef(&problem.words[4], SAVING.size()).equals(SAVING)) {
+    if (answer.gives_more || c10::IntArrayRef(&problem.words[4], SAVING.size()).equals(SAVING)) {
         found.rstd = at::empty({rows}, input.options().dtype(at::toOpMathType(input.scalar_type())));
         if (CENTRED) found.mean = at::empty_like(found.rstd);
     }
@@ -210,6 +207,7 @@ inline Gradients torch_backward(const Saved& saved, const Tensor& gradient, std:
     };
     const Tensor input = leaf(saved.input, wanted[0]), weight = leaf(saved.weight, wanted[1]), bias = leaf(saved.bias, wanted[2]);
     const auto given = [](const Tensor& t) { return t.defined() ? &t : nullptr; };
+    const WithoutGil gil;  // compiled autograd holds it, and PyTorch's engine must not be called with it
     const Tensor output = torchs({&input, saved.shape, given(weight), given(bias), saved.eps});
     const auto found = torch::autograd::grad({output}, of, {gradient}, further, further);
     Gradients gradients;
@@ -273,11 +271,15 @@ New* new_node(Held& held) {
     return static_cast<New*>(held.get());
 }
 
-// A call that records gradients, served by a variant that gives statistics, which are kept. What Function::apply would do,
-// less what such a call does not need: that costs more than the launch.
-inline Tensor run_recording(Operator& op, const AnyCall& c, const Call& known, const Chosen& chosen) {
+// A call that records gradients, served by a variant. statistics: they are kept, of this or another variant. What
+// Function::apply would do, less what such a call does not need: that costs more than the launch.
+inline Tensor run_recording(Operator& op, const AnyCall& c, const Call& known, const Chosen& chosen, bool statistics) {
     Result found = run(op, known, chosen);
     if (!found.output.defined()) return torchs(c);
+    if (statistics && !found.rstd.defined()) {
+        const Result other = run(op, known, choose(op, known, true));
+        found.mean = other.mean, found.rstd = other.rstd;
+    }
     const auto given = [](const Tensor* t) { return t ? *t : Tensor(); };
     const std::array<Tensor, 3> arguments = {*c.input, given(c.weight), given(c.bias)};
     decltype(torch::autograd::Edge::function) held;
@@ -300,13 +302,39 @@ inline Tensor run_recording(Operator& op, const AnyCall& c, const Call& known, c
     return found.output;
 }
 
-// Whether variants serve both passes of a call, of which `forward` is what gives statistics.
+// Whether variants serve both passes of a call, of which `forward` is the first.
 inline bool trains(Operator& op, const Call& c, const Chosen& forward) {
     const auto asked = [](const Tensor* t) { return t && t->requires_grad(); };
     if (!op.backward || !asked(c.input) || !forward.second.serves()) return false;
+    if (!forward.second.gives_more && !choose(op, c, true).second.serves()) return false;
     const std::array<bool, 3> wanted = {true, asked(c.weight), asked(c.bias)};
     return op.backward->find(problem_of_backward(*c.input, c.shape, c.weight, wanted)).serves();
 }
+
+// A call that records gradients while a graph is made of it: the operator, with PyTorch's derivative.
+struct Traced : torch::autograd::Function<Traced> {
+    static Tensor forward(
+        torch::autograd::AutogradContext* context, Operator* op, const Tensor& input, const Optional& weight,
+        const Optional& bias, const std::vector<c10::SymInt>& shape, std::optional<double> eps) {
+        context->save_for_backward({input, weight.value_or(Tensor()), bias.value_or(Tensor())});
+        context->saved_data["shape"] = SymIntArrayRef(shape);
+        context->saved_data["eps"] = eps;
+        const at::AutoDispatchBelowADInplaceOrView below;
+        return dispatched(*op, {&input, shape, pointer(weight), pointer(bias), eps});
+    }
+
+    static torch::autograd::variable_list backward(
+        torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+        const auto kept = context->get_saved_variables();
+        const Saved saved = {kept[0], kept[1], kept[2], {}, {}, context->saved_data["shape"].toSymIntVector(),
+                             context->saved_data["eps"].toOptional<double>()};
+        size_t edge = 0;  // of arguments that are there
+        std::array<bool, 3> wanted;
+        for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = kept[i].defined() && context->needs_input_grad(edge++);
+        Gradients found = torch_backward(saved, gradients[0], wanted);
+        return {Tensor(), std::move(found[0]), std::move(found[1]), std::move(found[2]), Tensor(), Tensor()};
+    }
+};
 
 inline Tensor with_gradients(Operator& op, const AnyCall& c) {
     if (under_transform() || dual(c.input) || dual(c.weight) || dual(c.bias)) return torchs(c);
@@ -315,12 +343,14 @@ inline Tensor with_gradients(Operator& op, const AnyCall& c) {
         return dispatched(op, c);
     }
     const auto sizes = c10::asIntArrayRefSlowOpt(c.shape);
-    if (!sizes || wanted_of_dispatcher(keys_of({c.input, c.weight, c.bias}))) return torchs(c);
+    if (!sizes || wanted_of_dispatcher(keys_of({c.input, c.weight, c.bias})))
+        return op.gradients == ALL
+            ? Traced::apply(&op, *c.input, optional(c.weight), optional(c.bias), c.shape.vec(), c.eps) : torchs(c);
     const Call known = {c.input, *sizes, c.weight, c.bias, c.eps};
     if (misfit(known)) return torchs(c);
-    const Chosen forward = choose(op, known, true);
-    if (!trains(op, known, forward)) return torchs(c);
-    return run_recording(op, c, known, forward);
+    const Chosen forward = choose(op, known);
+    const bool both = trains(op, known, forward);
+    return both || op.gradients == ALL ? run_recording(op, c, known, forward, both) : torchs(c);
 }
 
 // bound(function): a function of the operator's arguments that calls this one of an Operator and an AnyCall.
@@ -392,10 +422,10 @@ PyObject* explain(Operator& op, PyObject* const* args) {
     const char* reason = read(args, c, sizes);
     if (!reason) reason = misfit(c);
     if (reason) return to_text(std::string("PyTorch: ") + reason);
-    if (is_recorded(c) && !(op.gradients && op.backward)) return to_text("PyTorch: gradients are being recorded");
-    const bool saving = is_recorded(c);
-    const Chosen forward = choose(op, c, saving);
-    if (saving && forward.second.serves() && !trains(op, c, forward))
+    const bool pay = is_recorded(c) && op.gradients != ALL;  // only calls that do are served
+    if (pay && !(op.gradients && op.backward)) return to_text("PyTorch: gradients are being recorded");
+    const Chosen forward = choose(op, c);
+    if (pay && forward.second.serves() && !trains(op, c, forward))
         return to_text("PyTorch: no variant of the backward serves it");
     return to_text(forward.second.in_words());
 }

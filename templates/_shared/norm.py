@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import PACKAGE
-from ..runtime import Call, Dispatch, Native, Patch, Table, addresses
+from ..runtime import ALL, NONE, PAY, RECORDING, Call, Dispatch, Native, Patch, Recorded, Table, addresses, derive
 
 _is_compiling = torch.compiler.is_compiling
 _empty_like = torch.empty_like
@@ -57,11 +57,14 @@ class Norm:
         self._options = dict.fromkeys(("residual", "sum", *self._saved), 0)  # that are compiled in, as the function has them
         self._values = tuple(self._options.values())
         self._saving = tuple((self._options | dict.fromkeys(self._saved, 1)).values())
+        PACKAGE.unasked = frozenset(self._saved)
         self._default_eps, self._keeps_channels_last = default_eps, keeps_channels_last
         self.dispatch, self._backward = Dispatch(PACKAGE, frontend), None
+        self._in_graphs, self._recording = False, NONE
         if PACKAGE.path("backward/manifest.json").is_file():
-            self._backward = import_module(f"{PACKAGE.name}.backward.frontend").DISPATCH
-        self._in_graphs, self._recording = False, self._backward is not None
+            self._gradients = import_module(f"{PACKAGE.name}.backward.frontend")
+            self._backward, self._recording = self._gradients.DISPATCH, PAY
+            self.dispatch.also_serve(more=True)
         self.native = Native(self.dispatch, name, _fake, self._use_native, self._backward)
         self.variants = self.dispatch.variants
         # torch.jit.script has PyTorch's in its place.
@@ -90,6 +93,8 @@ class Norm:
             way = self.native.explain(*self._args(input, normalized_shape, weight, bias, eps))
             return way if way.startswith("PyTorch") else f"{way}, native launcher"
         found = self._choose(self.dispatch, input, normalized_shape, weight, bias, eps)
+        if found is RECORDING:
+            found = self._choose_recorded(self.dispatch, input, normalized_shape, weight, bias, eps)
         return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}{found[0].how}, Python launcher"
 
     def build(self) -> str:
@@ -108,8 +113,9 @@ class Norm:
     ) -> None:
         """What else variants serve; None leaves it as it is.
 
-        gradients, with the native launcher and the backward kernel in the package only, on at first there: calls that
-        record gradients, of which variants serve both passes.
+        gradients: calls that record gradients. True: all, which have the same results as those that record none; where no
+        variant of the backward serves, PyTorch computes its own forward pass again and differentiates it. At first those of
+        which variants serve both passes, where the package holds the backward kernel. False: none.
         compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
         stands as one operation that nothing is fused with, in place of code that the compiler writes.
         untuned, on at first: numbers of columns that no variant has, on a GPU. The first call with one compiles the nearest
@@ -119,8 +125,9 @@ class Norm:
         nearest variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant.
         """
         if gradients is not None:
-            self._recording = gradients
+            self._recording = ALL if gradients else NONE
             self.native.serve_gradients(self._recording)
+            self.dispatch.also_serve(more=gradients and self._backward is not None)
         if compiled is not None:
             self._in_graphs = compiled
         for dispatch in (self.dispatch, *([] if self._backward is None else [self._backward])):
@@ -152,11 +159,9 @@ class Norm:
                 or (weight is not None and weight.requires_grad)
                 or (bias is not None and bias.requires_grad)
             )
-            sizes = {"cols": prod(normalized_shape), **self._options}
-            for name in self._saved:  # a variant that gives statistics serves calls without them, too
-                del sizes[name]
-            # Calls that record gradients are served where they are eager.
-            if not recorded and PACKAGE.tuned(input.device.type, str(input.dtype)[6:], sizes):
+            sizes = {"cols": prod(normalized_shape), "residual": 0, "sum": 0}  # with statistics or without
+            # Of calls that record gradients, which variants serve both passes is known where they are eager.
+            if (self._recording == ALL or not recorded) and PACKAGE.tuned(input.device.type, str(input.dtype)[6:], sizes):
                 output: Tensor = self.native.operator(*args)
                 return output
         return self._original(*args)
@@ -172,24 +177,91 @@ class Norm:
     ) -> Tensor | None:
         """The result, launched from Python; None where PyTorch is to do it."""
         found = self._choose(table, input, normalized_shape, weight, bias, eps)
-        if type(found) is str:
-            return None
-        call, (address, weight_address, bias_address), eps = found
+        if found is RECORDING:
+            return self._record(table, input, normalized_shape, weight, bias, eps)
+        return None if type(found) is str else self._run(input, *found)[0]
+
+    def _run(
+        self, input: Tensor, call: Call, addresses: tuple[int, ...], eps: float
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The result, None where PyTorch is to give it, and mean and rstd, if the variant gives them (rms_norm's mean holds
+        nothing)."""
+        address, weight_address, bias_address = addresses
         if not input.is_contiguous():  # PyTorch's own kernels copy it, too
             input = input.contiguous()
             address = input.data_ptr()
         output = _empty_like(input, memory_format=_CONTIGUOUS)
-        sizes, mean, rstd = call.sizes, 0, 0
-        if sizes[2:] == self._saving:
+        sizes, mean, rstd = call.sizes, None, None
+        if call.variant.sizes["rstd"]:
             opmath = torch.promote_types(input.dtype, torch.float32)
-            kept = [torch.empty(sizes[0], dtype=opmath, device=input.device) for _ in range(2)]  # until it is launched
-            mean, rstd = (t.data_ptr() for t in kept)
+            mean, rstd = (torch.empty(sizes[0], dtype=opmath, device=input.device) for _ in range(2))
+        statistics = (0, 0) if mean is None or rstd is None else (mean.data_ptr(), rstd.data_ptr())
         # A mode that went unnoticed might have made the output something else than a plain tensor.
         if type(output) is Tensor and self._launch(
-            call, address, weight_address, bias_address, output.data_ptr(), mean, rstd, sizes[0], sizes[1], eps
+            call, address, weight_address, bias_address, output.data_ptr(), *statistics, sizes[0], sizes[1], eps
         ):
-            return output
-        return None
+            return output, mean, rstd
+        return None, None, None
+
+    def _record(
+        self, table: Table, input: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None, eps: Any
+    ) -> Tensor | None:
+        """The result of a call that records gradients; None where PyTorch is to do it."""
+        found = self._choose_recorded(table, input, normalized_shape, weight, bias, eps)
+        if type(found) is str:
+            return None
+        call, at, number = found
+        saving = self._saving_call(table, input, weight, bias, call)
+
+        def run() -> tuple[Tensor | None, ...]:
+            output, mean, rstd = self._run(input, call, at, number)
+            if output is None:
+                return self._original(*self._args(input, normalized_shape, weight, bias, eps)), None, None
+            if rstd is None and saving is not None:
+                _, mean, rstd = self._run(input, saving, at, number)
+            return output, mean, rstd
+
+        def gradients(gradient: Tensor, kept: Any, tensors: Any, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+            (mean, rstd), (x, w, b) = kept, tensors
+            if rstd is not None and wanted[0] and not torch.is_grad_enabled():
+                args = (mean, rstd, w, b, wanted) if self._centred else (rstd, w, wanted[:2])
+                own = self._gradients.served(self._backward, gradient, x, normalized_shape, *args)
+                if own is not None:
+                    return own if self._centred else (*own, None)
+            return derive(
+                lambda *t: self._original(*self._args(t[0], normalized_shape, *t[1:], eps)), gradient, tensors, wanted
+            )
+
+        output: Tensor = Recorded.apply(run, gradients, input, weight, bias)  # type: ignore[no-untyped-call]
+        return output
+
+    def _choose_recorded(
+        self, table: Table, input: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None, eps: Any
+    ) -> tuple[Call, tuple[int, ...], float] | str:
+        """As `_choose`, whose answer it is: a call has the same result whether or not it records gradients."""
+        if self._recording == NONE:
+            return RECORDING
+        with torch.no_grad():
+            found = self._choose(table, input, normalized_shape, weight, bias, eps)
+        if type(found) is str or self._recording == ALL:
+            return found
+        if self._saving_call(table, input, weight, bias, found[0]) is None:
+            return "no variant of the backward serves it"
+        return found
+
+    def _saving_call(
+        self, table: Table, input: Tensor, weight: Tensor | None, bias: Tensor | None, call: Call
+    ) -> Call | None:
+        """What gives the statistics of a call whose gradients a variant of the backward gives; None where there is none."""
+        if self._backward is None or not input.requires_grad:
+            return None
+        asked = [int(t is not None and t.requires_grad) for t in (weight, bias)]
+        device = input.get_device() if input.is_cuda else -1
+        key, options = (device, input.dtype, *call.sizes[:2]), (int(weight is not None), asked[0], 0, *asked[1:])
+        if type(self._backward[key + options[: len(self._values)]]) is str:
+            return None
+        saving = call if call.variant.sizes["rstd"] else table[key + self._saving]
+        return None if type(saving) is str else saving
 
     def _choose(
         self, table: Table, input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any
@@ -236,10 +308,7 @@ class Norm:
             device = -1
         else:
             return f"nothing was tuned for {input.device.type}"
-        key = device, input.dtype, input.numel() // cols, cols
-        call = table[key + self._values]
-        if type(call) is str and type(other := table[key + self._saving]) is not str:
-            call = other
+        call = table[(device, input.dtype, input.numel() // cols, cols, *self._values)]
         return call if type(call) is str else (call, found, eps)
 
     # For `python -m PACKAGE check` and `bench`.

@@ -72,7 +72,6 @@ const char* misfit_of_mask(const Arguments& a) {
     if (a.is_causal) return "attn_mask and is_causal exclude each other";
     if (a.mask->device() != a.query->device()) return "attn_mask is on another device";
     if (const char* reason = unfit({a.mask})) return reason;
-    if (recorded({a.mask})) return "gradients are being recorded";
     // Variants read such a one, but slowly; of added ones PyTorch's read what is not there.
     if (a.mask->is_cuda() && reinterpret_cast<std::uintptr_t>(a.mask->const_data_ptr()) % 16 && !a.additive())
         return "attn_mask starts between vectors";
@@ -83,8 +82,7 @@ const char* misfit_of_mask(const Arguments& a) {
     return nullptr;
 }
 
-// Why no variant can serve, whichever there are; null if one may. Does not ask whether the gradients of others than the
-// mask are recorded.
+// Why no variant can serve, whichever there are; null if one may. Does not ask whether gradients are recorded.
 const char* misfit(const Arguments& a) {
     if (a.dropout != 0.0) return "there is dropout";
     if (backend_chosen()) return "a back end was chosen (torch.nn.attention.sdpa_kernel, torch.backends.cuda)";
@@ -165,13 +163,13 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
         return op.call(query, key, value, mask, is_causal, scale, enable_gqa);
     }
 
-    // Gradients of a mask are not computed here: see with_gradients.
     static torch::autograd::variable_list backward(
         torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
         const bool again = c10::GradMode::is_enabled();  // the gradients are to be differentiated, too
         const c10::AutoGradMode recording(true);
         torch::autograd::variable_list inputs = context->get_saved_variables(), wanted, found(8);
-        for (size_t i = 0; i < 3; ++i) {
+        const size_t count = inputs[3].defined() ? 4 : 3;
+        for (size_t i = 0; i < count; ++i) {
             if (!again) inputs[i] = inputs[i].detach().requires_grad_(context->needs_input_grad(i));
             if (context->needs_input_grad(i)) wanted.push_back(inputs[i]);
         }
@@ -181,7 +179,7 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
             inputs[0], inputs[1], inputs[2], copied(inputs[3].defined() ? &inputs[3] : nullptr), data["is_causal"].toBool(),
             data["scale"].toOptional<double>(), data["enable_gqa"].toBool());
         const auto each = torch::autograd::grad({output}, wanted, {gradients[0]}, std::nullopt, again);
-        for (size_t i = 0, next = 0; i < 3; ++i)
+        for (size_t i = 0, next = 0; i < count; ++i)
             if (context->needs_input_grad(i)) found[i + 1] = each[next++];
         return found;
     }
@@ -191,10 +189,10 @@ Tensor with_gradients(
     Operator& op, const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, bool is_causal, Scale scale,
     bool enable_gqa) {
     const Arguments a = {&query, &key, &value, given(mask), is_causal, scale, enable_gqa};
-    if (under_transform() || dual(&query) || dual(&key) || dual(&value) || dual(a.mask) || recorded({a.mask}))
+    if (under_transform() || dual(&query) || dual(&key) || dual(&value) || dual(a.mask))
         return left_to_torch(a);
     const auto self = dispatched<Signature>(op);
-    if (!recorded({&query, &key, &value})) {
+    if (!recorded({&query, &key, &value, a.mask})) {
         const at::AutoDispatchBelowADInplaceOrView below;
         return self.call(query, key, value, mask, is_causal, scale, enable_gqa);
     }
@@ -285,7 +283,7 @@ PyObject* call(Operator& op, PyObject* const* args) {
     {
         const WithoutGil gil;
         output = prepared(a, [&op](const Arguments& a, const char* reason) {
-            const bool records = recorded({a.query, a.key, a.value});
+            const bool records = recorded({a.query, a.key, a.value, a.mask});
             Tensor own;
             if (!reason && !records) {
                 EVO_RECORD(op);
@@ -305,7 +303,7 @@ PyObject* explain(Operator& op, PyObject* const* args) {
     if (const char* reason = read(args, a)) return to_text(std::string("PyTorch: ") + reason);
     return to_text(prepared(a, [&op](const Arguments& a, const char* reason) -> std::string {
         if (reason) return std::string("PyTorch: ") + reason;
-        if (recorded({a.query, a.key, a.value}) && !op.gradients) return "PyTorch: gradients are being recorded";
+        if (recorded({a.query, a.key, a.value, a.mask}) && !op.gradients) return "PyTorch: gradients are being recorded";
         return op.table.find(problem_of(a)).in_words();
     }));
 }

@@ -30,7 +30,7 @@ from torch.nn.functional import (
 )
 
 from . import PACKAGE
-from .runtime import Call, Dispatch, Native, Patch, Table, addresses
+from .runtime import ALL, NONE, RECORDING, Call, Dispatch, Native, Patch, Recorded, Table, addresses, derive
 
 __all__ = ["also_serve", "build", "explain", "patch", "scaled_dot_product_attention", "variants"]
 
@@ -86,7 +86,8 @@ def explain(
     if NATIVE.explain is not None:
         way = NATIVE.explain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return way if way.startswith("PyTorch") else f"{way}, native launcher"
-    found = _choose(DISPATCH, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not _recording):  # the same variant serves calls that record
+        found = _choose(DISPATCH, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}{found[0].how}, Python launcher"
 
 
@@ -106,9 +107,9 @@ def also_serve(
 ) -> None:
     """What else variants serve; None leaves it as it is.
 
-    gradients, off at first, with the native launcher only: calls that record gradients. The forward pass is a variant's;
-    for the backward pass PyTorch computes its own forward pass again and differentiates it: the same gradients, at the
-    price of that.
+    gradients, off at first: calls that record gradients, which then have the same results as those that record none. The
+    forward pass is a variant's; for the backward pass PyTorch computes its own forward pass again and differentiates it:
+    the same gradients, at the price of that.
     compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
     stands as one operation.
     untuned: head sizes that no variant has. The first call with one compiles the nearest variant for it and compares it
@@ -121,7 +122,7 @@ def also_serve(
     global _in_graphs, _recording
     if gradients is not None:
         _recording = gradients
-        NATIVE.serve_gradients(gradients)
+        NATIVE.serve_gradients(ALL if gradients else NONE)
     if compiled is not None:
         _in_graphs = compiled
     DISPATCH.also_serve(untuned=untuned, slower=slower, measure=measure)
@@ -146,12 +147,12 @@ def _compiled(
     """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs."""
     if _in_graphs and NATIVE.operator is not None and dropout_p == 0.0:
         recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        recorded = recorded or (torch.is_grad_enabled() and attn_mask is not None and attn_mask.requires_grad)
         fits = query.dim() == 4 and key.dim() == 4 and key.shape == value.shape
         fits = fits and query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
         additive = attn_mask is not None and attn_mask.dtype is not torch.bool
         if attn_mask is not None:
-            fits = fits and not is_causal and not (torch.is_grad_enabled() and attn_mask.requires_grad)
-            fits = fits and (not additive or attn_mask.dtype is query.dtype)
+            fits = fits and not is_causal and (not additive or attn_mask.dtype is query.dtype)
         fixed = {"head_dim": query.shape[-1], "causal": int(is_causal), "lse": 0}
         fixed |= {"attn_mask": int(attn_mask is not None), "additive": int(additive)}
         if fits and (_recording or not recorded) and PACKAGE.tuned(query.device.type, str(query.dtype)[6:], fixed):
@@ -180,6 +181,8 @@ def served(
 ) -> Tensor | None:
     """The result, launched from Python; None where PyTorch is to do it."""
     found = _choose(table, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if found is RECORDING and _recording:
+        return _record(table, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if type(found) is str:
         return None
     call, at, (mask, *mask_strides) = found
@@ -191,6 +194,24 @@ def served(
     ):
         return output
     return None
+
+
+def _record(table: Table, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *more: Any) -> Tensor | None:
+    """The result of a call that records gradients; None where PyTorch is to do it."""
+    tensors, how = (query, key, value, mask), {"scale": more[2], "enable_gqa": more[3]}
+    with torch.no_grad():
+        if type(_choose(table, *tensors, *more)) is str:
+            return None
+
+    def run() -> tuple[Tensor]:
+        own = served(table, *tensors, *more)
+        return (torch_attention(*tensors, *more[:2], **how) if own is None else own,)
+
+    def gradients(gradient: Tensor, _: Any, tensors: Any, wanted: Any) -> tuple[Tensor | None, ...]:
+        return derive(lambda *t: torch_attention(*t, *more[:2], **how), gradient, tensors, wanted)
+
+    output: Tensor = Recorded.apply(run, gradients, *tensors)  # type: ignore[no-untyped-call]
+    return output
 
 
 def _choose(
@@ -283,7 +304,7 @@ _recording = _in_graphs = False
 def _use(native: Native) -> None:
     global _call
     _call = native.call
-    native.serve_gradients(_recording)
+    native.serve_gradients(ALL if _recording else NONE)
 
 
 # For `python -m PACKAGE check` and `bench`.

@@ -1,8 +1,10 @@
 // softmax as Python and PyTorch's dispatcher call it: frontend.py in C++. See runtime/native.h.
 //
-// What no variant serves is PyTorch's, and so is what records gradients: its softmax has its own derivative.
+// What no variant serves is PyTorch's, and so are gradients, which follow from the result.
+#include <ATen/ops/_softmax_backward_data.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/softmax.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/Dtype.h>
 
 #include "runtime/native.h"
@@ -50,10 +52,37 @@ Tensor forward(Operator& op, const Tensor& input, std::int64_t dim) {
     return torch_softmax(input, dim);
 }
 
+struct Differentiable : torch::autograd::Function<Differentiable> {
+    static Tensor forward(
+        torch::autograd::AutogradContext* context, const c10::TypedOperatorHandle<Signature>& op, const Tensor& input,
+        std::int64_t dim) {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        const Tensor output = op.call(input, dim);
+        context->save_for_backward({output});
+        context->saved_data["dim"] = dim;
+        context->saved_data["dtype"] = static_cast<std::int64_t>(input.scalar_type());
+        return output;
+    }
+
+    static torch::autograd::variable_list backward(
+        torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+        auto& data = context->saved_data;
+        const Tensor output = context->get_saved_variables()[0];
+        const auto dtype = static_cast<c10::ScalarType>(data["dtype"].toInt());
+        return {Tensor(), at::_softmax_backward_data(gradients[0], output, data["dim"].toInt(), dtype), Tensor()};
+    }
+};
+
 Tensor with_gradients(Operator& op, const Tensor& input, std::int64_t dim) {
-    if (recorded({&input}) || under_transform() || dual(&input)) return torch_softmax(input, dim);
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return dispatched<Signature>(op).call(input, dim);
+    if (under_transform() || dual(&input)) return torch_softmax(input, dim);
+    const auto self = dispatched<Signature>(op);
+    if (!recorded({&input})) {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        return self.call(input, dim);
+    }
+    if (!wanted_of_dispatcher(keys_of({&input})))
+        if (misfit(input, dim) || !op.table.find(problem_of(input)).serves()) return torch_softmax(input, dim);
+    return Differentiable::apply(self, input, dim);
 }
 
 // Under autocast PyTorch's softmax is called: CUDA's casts to float32, the CPU's leaves the dtype alone.
@@ -83,13 +112,17 @@ const char* read(PyObject* const* args, const Tensor*& input) {
 
 PyObject* call(Operator& op, PyObject* const* args) {
     const Tensor* input;
-    if (read(args, input) || recorded({input})) Py_RETURN_NONE;
+    if (read(args, input)) Py_RETURN_NONE;
     const Held held{{*input}};
     Tensor output;
     {
         const WithoutGil gil;
-        EVO_RECORD(op);
-        output = run(op, *input);
+        if (recorded({input})) {
+            output = with_gradients(op, *input, -1);
+        } else {
+            EVO_RECORD(op);
+            output = run(op, *input);
+        }
     }
     if (!output.defined()) Py_RETURN_NONE;
     return THPVariable_Wrap(std::move(output));
@@ -98,7 +131,6 @@ PyObject* call(Operator& op, PyObject* const* args) {
 PyObject* explain(Operator& op, PyObject* const* args) {
     const Tensor* input;
     if (const char* reason = read(args, input)) return to_text(std::string("PyTorch: ") + reason);
-    if (recorded({input})) return to_text("PyTorch: gradients are being recorded");
     return to_text(op.table.find(problem_of(*input)).in_words());
 }
 

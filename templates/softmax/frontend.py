@@ -1,7 +1,8 @@
 """Softmax for PyTorch: `softmax` in place of torch.nn.functional.softmax, `Softmax` of torch.nn.Softmax.
 
-Every call gives what PyTorch's gives. One that a tuned variant serves (inference over the last axis of a dense tensor, in
-its own dtype, on a tuned device) runs that variant; any other is left to PyTorch's own function. On a GPU the nearest
+Every call gives what PyTorch's gives. One that a tuned variant serves (over the last axis of a dense tensor, in its own
+dtype, on a tuned device) runs that variant; any other is left to PyTorch's own function. Gradients are PyTorch's, of the
+result. On a GPU the nearest
 variant is compiled for another number of columns when that is first met, unless `also_serve` says otherwise. `explain`,
 called with the same arguments, says which and why.
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import softmax as torch_softmax  # as it is now: it may be replaced by ours later
 
 from . import PACKAGE
-from .runtime import Call, Dispatch, Native, Patch, Table, addresses
+from .runtime import RECORDING, Call, Dispatch, Native, Patch, Recorded, Table, addresses
 
 __all__ = ["Softmax", "also_serve", "build", "explain", "patch", "softmax", "variants"]
 
@@ -63,7 +64,8 @@ def explain(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
     if NATIVE.explain is not None:
         found: Any = NATIVE.explain(input, dim, dtype)
         return found if found.startswith("PyTorch") else f"{found}, native launcher"
-    found = _choose(DISPATCH, input, dim, dtype)
+    with torch.no_grad():  # the same variant serves a call that records gradients
+        found = _choose(DISPATCH, input, dim, dtype)
     return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}{found[0].how}, Python launcher"
 
 
@@ -80,7 +82,7 @@ def also_serve(
     slower: bool | None = None,
     measure: bool | None = None,
 ) -> None:
-    """What else variants serve; None leaves it as it is. Calls that record gradients are PyTorch's always.
+    """What else variants serve; None leaves it as it is.
 
     compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
     stands as one operation that nothing is fused with, in place of code that the compiler writes.
@@ -110,11 +112,10 @@ def patch(model: torch.nn.Module | None = None) -> Patch:
 def _compiled(input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Tensor | None:
     """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs; None:
     PyTorch's operation."""
-    if _in_graphs and NATIVE.operator is not None and not _misfit(input, dim, dtype):
-        recorded = torch.is_grad_enabled() and input.requires_grad
-        if not recorded and PACKAGE.tuned(input.device.type, str(input.dtype)[6:], {"cols": input.shape[-1]}):
-            output: Tensor = NATIVE.operator(input, dim)
-            return output
+    fits = _in_graphs and NATIVE.operator is not None and not _misfit(input, dim, dtype)
+    if fits and PACKAGE.tuned(input.device.type, str(input.dtype)[6:], {"cols": input.shape[-1]}):
+        output: Tensor = NATIVE.operator(input, dim)
+        return output
     return None
 
 
@@ -128,6 +129,8 @@ def served(
 ) -> Tensor | None:
     """The result, launched from Python; None where PyTorch is to do it."""
     found = _choose(table, input, dim, dtype)
+    if found is RECORDING:
+        return _record(table, input, dim, dtype)
     if type(found) is str:
         return None
     call, address = found
@@ -137,6 +140,24 @@ def served(
     output = _empty_like(input, memory_format=_CONTIGUOUS)
     # A mode that went unnoticed might have made the output something else than a plain tensor.
     return output if type(output) is Tensor and call(address, output.data_ptr(), *call.sizes) else None
+
+
+def _record(table: Table, input: Tensor, dim: Any, dtype: Any) -> Tensor | None:
+    """The result of a call that records gradients; None where PyTorch is to do it."""
+    with torch.no_grad():
+        if type(_choose(table, input, dim, dtype)) is str:
+            return None
+
+    def run() -> tuple[Tensor, Tensor]:
+        own = served(table, input, dim, dtype=dtype)
+        result = torch_softmax(input, dim, dtype=dtype) if own is None else own
+        return result, result
+
+    def gradients(gradient: Tensor, kept: Any, tensors: Any, wanted: Any) -> tuple[Tensor]:
+        return (torch.ops.aten._softmax_backward_data(gradient, *kept, -1, input.dtype),)
+
+    output: Tensor = Recorded.apply(run, gradients, input)  # type: ignore[no-untyped-call]
+    return output
 
 
 def _choose(table: Table, input: Any, dim: Any, dtype: Any) -> tuple[Call, int] | str:

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(not has_sanitizer(), reason="compute-sanitizer is not installed"),
 ]
 
-MODES = ("honest", "writes beyond", "reads beyond", "race", "unset", "divergent")
+MODES = ("honest", "writes beyond", "reads beyond", "reads before", "race", "unset", "divergent")
 TEMPLATE = """
 extern "C" __global__ void twice(const float* x, float* y, long long n) {
     __shared__ float held[256];
@@ -47,6 +47,8 @@ extern "C" __global__ void twice(const float* x, float* y, long long n) {
     if (i == 0) y[n] = 0;
     {% elif p.mode == "reads beyond" %}
     if (i == 0) { float next = *(volatile const float*)(x + n); (void)next; }
+    {% elif p.mode == "reads before" %}
+    if (i == 0) { float next = *(volatile const float*)(x - 1); (void)next; }
     {% elif p.mode == "divergent" %}
     if (threadIdx.x >= 17) __syncwarp(1);  // by threads that are not in the mask
     {% endif %}
@@ -133,3 +135,52 @@ def test_a_layernorm_of_a_search_is_clean_under_every_tool(tmp_path: Path, capsy
     (record,) = json.loads(capsys.readouterr().out)
     assert [t["tool"] for t in record["tools"]] == list(choose_tools("cuda", "all"))
     assert any("offset" in c for c in record["cases"])
+
+
+def search_for(toy: str, mode: str, db: str) -> list[str]:
+    search = ["search", toy, "--target", "cuda", "--evaluations", "1", "--finalists", "1", "--db", db]
+    return [*search, "--fix", "unroll=1", "--fix", f"mode={mode}", "--name", "checked", "--json"]
+
+
+@pytest.mark.parametrize("mode", ["reads beyond", "reads before"])
+def test_a_winner_that_reads_beyond_its_input_is_refused_though_what_it_reads_is_thrown_away(
+    toy: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(search_for(toy, mode, str(tmp_path / "lineage.db"))) == 1
+    (refused,) = json.loads(capsys.readouterr().out)["refused_in_finals"]
+    assert refused["log"].startswith("under memcheck: Invalid __global__ read of size 4 bytes")
+
+
+def test_an_honest_winner_is_checked_within_the_time_that_it_has(
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(search_for(toy, "honest", str(tmp_path / "lineage.db"))) == 0
+    (workload,) = json.loads(capsys.readouterr().out)["workloads"]
+    assert not any("not checked" in remark for remark in workload["remarks"]), workload["remarks"]
+
+
+def test_errors_that_the_tool_counts_and_does_not_describe_refuse_a_winner(
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    skipped = 'while [ "$1" != -P ]; do python=$1; shift; done'  # its own options
+    tool.write_text(f'#!/bin/sh\n{skipped}\n"$python" "$@"\necho "========= ERROR SUMMARY: 3 errors"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+    assert cli.run(search_for(toy, "honest", str(tmp_path / "lineage.db"))) == 1
+    (refused,) = json.loads(capsys.readouterr().out)["refused_in_finals"]
+    assert refused["log"] == "under memcheck: 3 errors, of which it says nothing more"
+
+
+def test_a_tool_that_does_not_work_refuses_no_winner(
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho '========= Error: cannot attach'\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+    assert cli.run(search_for(toy, "honest", str(tmp_path / "lineage.db"))) == 0
+    (workload,) = json.loads(capsys.readouterr().out)["workloads"]
+    assert any("not checked for memory errors" in remark for remark in workload["remarks"])

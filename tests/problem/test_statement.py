@@ -135,3 +135,71 @@ def test_a_search_depends_on_what_kernels_share_and_not_on_what_frontends_do(
         (root / name).write_text("changed\n")
         assert kernel_digest(root / "layernorm") != before
         before = kernel_digest(root / "layernorm")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "named", "other"),
+    [
+        ("attention", "_shared/mma.cuh", "_norm/cpu_space.py"),
+        ("softmax", "_shared/reduce.cuh", "_norm_backward/cuda.cu.j2"),
+        ("layernorm", "_norm/forward.cpp.j2", "_norm_backward/problem.py"),
+        ("layernorm_backward", "_norm_backward/cuda.cu.j2", "attention/kernel.py"),
+    ],
+)
+def test_a_search_does_not_depend_on_families_that_its_kernel_does_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, named: str, other: str
+) -> None:
+    root = Path(shutil.copytree(template_root(), tmp_path / "templates"))
+    monkeypatch.setattr("evo.problem.kernel.template_root", lambda: root)
+    before = kernel_digest(root / kernel)
+    (root / other).write_text("changed\n")
+    assert kernel_digest(root / kernel) == before
+    (root / named).write_text("changed\n")
+    assert kernel_digest(root / kernel) != before
+
+
+def test_every_shared_header_that_a_source_includes_is_in_its_kernels_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = [load_kernel(name) for name in ("attention", "layernorm", "rmsnorm_backward", "softmax")]
+    limits = find_target("cuda").limits("sm_90")
+    root = Path(shutil.copytree(template_root(), tmp_path / "templates"))
+    for kernel in kernels:
+        workload = kernel.example("cuda")
+        space = kernel.space("cuda", workload, limits)
+        included = render(kernel, "cuda", Genome.of(space.complete(space.default)), workload, "sm_90").includes
+        assert included
+        monkeypatch.setattr("evo.problem.kernel.template_root", lambda: root)
+        for name in included:
+            before, text = kernel_digest(root / kernel.name), (root / name).read_text()
+            (root / name).write_text("changed\n")
+            assert kernel_digest(root / kernel.name) != before, name
+            (root / name).write_text(text)
+        monkeypatch.undo()
+
+
+def test_a_kernel_of_ones_own_depends_on_no_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(shutil.copytree(template_root(), tmp_path / "templates"))
+    monkeypatch.setattr("evo.problem.kernel.template_root", lambda: root)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "kernel.py").write_text(STATEMENT)
+    before = kernel_digest(tmp_path / "own")
+    for path in (*root.glob("_norm*/*"), *root.glob("_shared/*")):
+        path.write_text("changed\n")
+    assert kernel_digest(tmp_path / "own") == before
+
+
+def test_a_kernel_is_loaded_again_when_one_of_its_python_files_has_changed(tmp_path: Path) -> None:
+    text = STATEMENT.replace("from evo.problem.space", "from .names import NAME\nfrom evo.problem.space")
+    (tmp_path / "kernel.py").write_text(text.replace('name="scaled"', "name=NAME"))
+    (tmp_path / "names.py").write_text('NAME = "one"\n')
+    first = load_kernel(str(tmp_path))
+    assert load_kernel(str(tmp_path)) is first
+    (tmp_path / "names.py").write_text('NAME = "two"\n')  # of the same size, in the same second
+    second = load_kernel(str(tmp_path))
+    assert (first.name, second.name) == ("one", "two")
+    (tmp_path / "kernel.py").write_text(text.replace('name="scaled"', "name=NAME + '_again'"))
+    assert load_kernel(str(tmp_path)).name == "two_again"
+    (tmp_path / "kernel.py").write_text("1 / 0\n")
+    with pytest.raises(KernelError, match="division by zero"):
+        load_kernel(str(tmp_path))

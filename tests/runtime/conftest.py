@@ -89,7 +89,7 @@ def fitting(module: ModuleType, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def serve(module: ModuleType, *, gradients: bool = False, compiled: bool = False) -> None:
-    """What else variants serve. Softmax leaves calls that record gradients to PyTorch."""
+    """What else variants serve. Of softmax, calls that record gradients are served always."""
     module.also_serve(compiled=compiled, **({} if is_of("softmax", module) else {"gradients": gradients}))
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
 from evo.export import find_exporter
-from tests.export.exports import request_for
+from tests.export.exports import edit_manifest, request_for
 from tests.runtime.conftest import Importer, python, qkv, told
 
 pytestmark = pytest.mark.slow
@@ -145,3 +147,21 @@ def test_a_forked_process_does_not_wait_for_threads_that_stayed_behind(
     before, after = told(python(copy_of, "-c", FORKED.format(name=copy_of.name), **environment)).splitlines()
     assert before.endswith(f"{launcher} launcher")
     assert "this process was forked" in after
+
+
+def test_a_kernel_of_more_sizes_than_the_launcher_takes_is_launched_from_python(
+    exported: Path, launchers: Path, raced: object, use: Importer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(exported, tmp_path / "of_many_sizes"))
+    more = [f"more{n}" for n in range(9)]
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["kernel"]["dimensions"] += [{"name": name, "low": 0, "high": 1} for name in more]
+
+    edit_manifest(folder, change)
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))
+    module = use(folder)
+    assert module.frontend._call is None
+    number = len(module.PACKAGE.dimensions)
+    said = f"the kernel has {number} dimensions and compiled-in options, and the launcher takes 10"
+    assert said in module.frontend.NATIVE.reason
