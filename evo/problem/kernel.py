@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from inspect import unwrap
 from pathlib import Path
 from types import MappingProxyType, MethodType
@@ -336,7 +337,8 @@ class Kernel:
 
         for name in ("inputs", "cases", "neighbours", "cost"):
             if _is_derived(getattr(self, name)):
-                yield name, MethodType(getattr(derived, name), self)
+                method = MethodType(getattr(derived, name), self)
+                yield name, cache(method) if name in ("cases", "neighbours") else method
         if isinstance(space := self.space, Space):
             yield "space", lambda target, workload, limits: space
         stated = tuple(b for b in self.baselines if not _is_derived(b.call))
@@ -480,6 +482,13 @@ class Kernel:
         dims = dict(workload.dims)
         elements = tuple((n, math.prod(dims[f] if isinstance(f, str) else f for f in factors)) for n, factors in sizes)
         return LaunchSequence(launches=tuple(launches), workspace=elements)
+
+    @cached_property
+    def multiples(self) -> Mapping[str, str]:
+        """By dimension, the other one that `validate` asks it to be a multiple of."""
+        from evo.problem.repair import find_multiples
+
+        return find_multiples(self)
 
     @property
     def reference_baseline(self) -> Baseline:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.errors import EvoError, KernelError
+from evo.problem.repair import legal_cases
 from evo.problem.space import Space
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def _checked(kernel: Kernel, what: str, stated: Callable[..., Any], wrong: Calla
             found = list(found)
         if fault := wrong(kernel, found, *given):
             raise mistake(kernel, what, stated, fault)
+        if what == "`cases`":
+            target, workload = given
+            return legal_cases(kernel, target, workload, found)
         return found
 
     return checked
