@@ -45,7 +45,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Space
-from evo.report.text import counted, duration
+from evo.report.text import counted, duration, lacks
 from evo.search.loop import Budget, Progress, Search, StopReason
 from evo.search.run import (
     Outcome,
@@ -690,6 +690,9 @@ def follow(
         starts = run.spec.options.get("starts")
         first = f", first {counted(len(starts), 'known point')} (--cold: none)" if starts else ""
         say(f"run {run.name}: {run.spec.kernel} on {on}, seed {run.spec.seed}{first}; starting …")
+        for workload in run.spec.workloads:
+            if missing := run.spec.options.get("missing_kinds", {}).get(workload.key):
+                say(f"warning: {names[workload]}: {lacks(missing)}")
         try:
             with _signals(ending, said=isinstance(screen, LiveScreen)) as searching:
 

@@ -45,10 +45,12 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         x = x * 0.01 + 1000
     elif data == "constant":
         x = normal(rows, 1).expand(rows, cols) * 3
-    elif data == "outlier":  # one, and a second in every other row
-        x[spot()] = 300.0
+    elif data == "outlier":  # in turn: one; a second of the other sign; one beside it; one as far from it as can be
         row, column = spot()
-        x[row[1::2], column[1::2]] = -300.0
+        x[row, column] = 300.0
+        x[row[1::4], spot()[1][1::4]] = -300.0
+        x[row[2::4], (column[2::4] ^ 1).clamp(max=cols - 1)] = 300.0
+        x[row[3::4], (column[3::4] + cols // 2) % cols] = 300.0
     elif data == "first_outlier":
         x[:, 0] = 1000.0
     elif data == "huge":  # as large as the squares of a whole row allow: their sum is a tenth of what float32 holds
@@ -69,8 +71,9 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         x = torch.linspace(-3, 5, cols, device=device).expand(rows, cols) + normal(rows, 1)
     elif data == "non_finite":  # in turn: a row with NaN, with Inf, with -Inf, of -Inf alone, and a clean one
         row, column = end_or_spot()
+        first = int(torch.randint(0, 3, (), generator=generator, device=device)) if rows < 3 else 0
         for turn, value in enumerate((float("nan"), float("inf"), -float("inf"))):
-            x[row[turn::5], column[turn::5]] = value
+            x[row[(turn - first) % 3 :: 5], column[(turn - first) % 3 :: 5]] = value
         x[3::5] = -float("inf")
     else:
         raise KernelError(f"no distribution is named {data!r}; a kernel with data of its own needs its own `inputs`")

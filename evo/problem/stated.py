@@ -122,7 +122,9 @@ def _wrong_tensor(argument: Any, tensor: Any, workload: Any) -> str:
 def _wrong_cost(kernel: Kernel, found: Any, workload: Any) -> str:
     if type(found).__name__ != "Cost":
         return f"must return a Cost, and returns {_shown(found)}"
-    if found.bytes <= 0 and found.flops <= 0 and all(size for _, size in workload.dims):
+    if min(found.bytes, found.flops) < 0:
+        return f"returns {found} for {workload.key}: neither can be negative"
+    if not found.bytes and not found.flops and all(size for _, size in workload.dims):
         return f"returns {found} for {workload.key}: what moves no byte takes no time"
     return ""
 

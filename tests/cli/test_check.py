@@ -64,10 +64,10 @@ def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(kernel: 
     document = ended.document
     found = {b["changes"].get("mode", "honest"): (b["gate"], b["cases"], b["timed"]) for b in document["branches"]}
     assert found == {
-        "honest": ("ok", 3, "ok"),
-        "wrong": ("wrong", 1, "not run"),
-        "wrong_when_timed": ("ok", 3, "wrong"),
-        "breaks_when_timed": ("ok", 3, "trap"),
+        "honest": ("ok", 6, "ok"),  # three of its own, and one row, a misaligned address, the end of the dimension
+        "wrong": ("wrong", 2, "not run"),  # the first, and a smaller one
+        "wrong_when_timed": ("ok", 6, "wrong"),
+        "breaks_when_timed": ("ok", 6, "trap"),
     }
     assert document["not_timed"] == []
     ended = here("check", str(kernel), "--target", "cpu")
