@@ -70,7 +70,7 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, num
                 dims[d.name] = shapes[0][d.name]
         chosen = rng.choice(free).name if free and rng.random() < _SPECIAL else ""
         if chosen:  # each in turn, in an order of the seed's
-            decks[chosen] = decks[chosen] or rng.sample(special[chosen], len(special[chosen]))
+            decks[chosen] = decks[chosen] or [n for sizes in special[chosen] for n in rng.sample(sizes, len(sizes))]
             dims[chosen] = decks[chosen].pop()
         made = _small(kernel, target, _with(case.workload, sizes_of(tied, dims)), chosen, MOST_BYTES)
         if made is None:
@@ -106,17 +106,20 @@ def _affordable(kernel: Kernel, workload: Workload, most_bytes: int) -> bool:
     return cost.bytes <= most_bytes and cost.flops <= _MOST_FLOPS * (most_bytes // MOST_BYTES)
 
 
-def _special_sizes(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) -> list[int]:
-    """Sizes that templates have paths of their own for, and those beside them, up to the longest that is affordable."""
+def _special_sizes(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) -> tuple[list[int], list[int]]:
+    """Sizes that templates have paths of their own for, and those beside them, up to the longest that is affordable: the
+    less likely and the likeliest."""
     name, tied = dimension.name, tied_sizes(kernel, kernel.compile_time_dims[target])
     longest = _longest(kernel, target, workload, name, 1, MOST_BYTES)
+    likely = {2**k for k in range(5, 32)} | {*range(1024, 16385, 1024)} | {1000 * k for k in range(1, 11)}
     found = {2**k + step for k in range(32) for step in (-1, 0, 1)}
-    found |= {*range(256, 8193, 256), *(1024 * k for k in range(9, 65))}
+    found |= {*range(256, 8193, 256), *(1024 * k for k in range(17, 65))}
     found |= {digit * 10**k for k in range(7) for digit in (1, 2, 3, 5)}
     for w in (workload, *(w for of_target in kernel.workloads.values() for w in of_target)):
         own = quotients(tied, dict(w.dims))[name]
         found |= {own, own - 1, own + 1, own + 8, 2 * own, 2 * own + 1, 3 * own}
-    return sorted(size for size in found if max(1, dimension.low) <= size <= longest) or [max(1, dimension.low)]
+    within = range(max(1, dimension.low), longest + 1)
+    return sorted(n for n in found - likely if n in within) or [within.start], sorted(n for n in likely if n in within)
 
 
 def _longest(kernel: Kernel, target: str, workload: Workload, name: str, beside: int, most_bytes: int) -> int:

@@ -9,13 +9,19 @@ from evo.problem.kernel import load_kernel
 from tests.adversaries.attention.cheats import ALL as OF_ATTENTION
 from tests.adversaries.cheats import Cheat, names_for
 from tests.adversaries.column_sums.cheats import ALL as OF_SUMS
+from tests.adversaries.flat.cheats import ALL as OF_FLAT
 from tests.adversaries.trial import FOLDER, Verdict, verdicts_of, workload_for
 
 pytestmark = pytest.mark.slow
 
-ATTENTION, SUMS = FOLDER / "attention", FOLDER / "column_sums"
+ATTENTION, SUMS, FLAT = FOLDER / "attention", FOLDER / "column_sums", FOLDER / "flat"
 ATTENTION_WORKLOAD = "batch=1,heads=2,kv_heads=2,q_len=64,kv_len=64,head_dim=32,dtype=float32,causal=true"
-CHEATS = {"layernorm": names_for("cpu", 0), "attention": OF_ATTENTION, "column sums": names_for("cpu", 0, OF_SUMS)}
+CHEATS = {
+    "layernorm": names_for("cpu", 0),
+    "attention": OF_ATTENTION,
+    "column sums": names_for("cpu", 0, OF_SUMS),
+    "flat": names_for("cpu", 0, OF_FLAT),
+}
 TRIED = [
     pytest.param(kernel, cheat, id=f"{kernel}: {cheat.name}")
     for kernel, cheats in CHEATS.items()
@@ -33,6 +39,9 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ve
         "layernorm": verdicts_of("cpu", "native", workload_for("cpu", "float32"), CHEATS["layernorm"], config),
         "attention": verdicts_of("cpu", "native", attention, OF_ATTENTION, config, **gated),
         "column sums": verdicts_of("cpu", "native", sums, CHEATS["column sums"], config, folder=SUMS),
+        "flat": verdicts_of(
+            "cpu", "native", load_kernel(str(FLAT)).example("cpu"), CHEATS["flat"], config, folder=FLAT
+        ),
     }
 
 
