@@ -64,16 +64,16 @@ def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(kernel: 
     document = ended.document
     found = {b["changes"].get("mode", "honest"): (b["gate"], b["cases"], b["timed"]) for b in document["branches"]}
     assert found == {
-        "honest": ("ok", 6, "ok"),  # three of its own, and one row, a misaligned address, the end of the dimension
+        "honest": ("ok", 8, "ok"),  # three of its own; outliers, NaN, one row, a misaligned address, the end of the dimension
         "wrong": ("wrong", 2, "not run"),  # the first, and a smaller one
-        "wrong_when_timed": ("ok", 6, "wrong"),
-        "breaks_when_timed": ("ok", 6, "trap"),
+        "wrong_when_timed": ("ok", 8, "wrong"),
+        "breaks_when_timed": ("ok", 8, "trap"),
     }
     assert document["not_timed"] == []
     ended = here("check", str(kernel), "--target", "cpu")
     assert ended.code == 1
     (line,) = [line for line in ended.out.splitlines() if " mode=wrong_when_timed " in line]
-    assert line.split()[-3:] == ["6", "ok", "wrong"]
+    assert line.split()[-3:] == ["8", "ok", "wrong"]
     assert "4 of 4 branches compiled, 3 of 4 passed the gate, 1 of 4 at the size that is timed (seed " in ended.out
     (kernel / "cpu.cpp.j2").write_text("{% if %}")
     ended = here("check", str(kernel), "--target", "cpu")
