@@ -64,7 +64,7 @@ def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(kernel: 
     document = ended.document
     found = {b["changes"].get("mode", "honest"): (b["gate"], b["cases"], b["timed"]) for b in document["branches"]}
     assert found == {
-        "honest": ("ok", 8, "ok"),  # three of its own; outliers, NaN, one row, a misaligned address, the end of the dimension
+        "honest": ("ok", 8, "ok"),  # three of its own; five that every finalist meets
         "wrong": ("wrong", 2, "not run"),  # the first, and a smaller one
         "wrong_when_timed": ("ok", 8, "wrong"),
         "breaks_when_timed": ("ok", 8, "trap"),
