@@ -61,7 +61,6 @@ KERNEL = Kernel(
     arguments=(Argument(name="x", kind="input", shape=("n",)), Argument(name="y", kind="output", shape=("n",))),
     tolerance={{"float32": Tolerance(atol=1e-6, rtol=1e-6)}},
     reference=lambda inputs, workload: {{"y": 2 * inputs["x"]}},
-    data=("normal",),
     cases=lambda target, workload: [case(5), case(64), case(1001)],
     workloads={{{target!r}: ("n=4096,dtype=float32",)}},
     space=lambda target, workload, limits: Space(

@@ -33,7 +33,7 @@ from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import FINALIST, Timing
 from evo.lineage import LATEST, RunStatus
 from evo.lineage.store import Store
-from evo.report.text import counted, duration, short, visible
+from evo.report.text import counted, duration, lacks, short, visible
 
 
 def best(
@@ -100,7 +100,8 @@ def _say_marks(console: Terminal, found: Sequence[Best | ComparedRun], db: str) 
     """What the marks at the figures mean."""
     if runs := dict.fromkeys(b.run for b in found if b.unconfirmed):
         console.say(
-            "? unconfirmed: the finals refused their finalists and have no winner; this is the best of what is left:  "
+            "? unconfirmed: the finals refused their finalists, or the gate lacks cases, and there is no winner; this is the"
+            " best of what is left:  "
             + "   ".join(command_line(db, "show", run) for run in runs),
             "bold red",
         )
@@ -429,7 +430,9 @@ def _print_no_winner(console: Terminal, run: RunFinals, held: WorkloadFinals, db
     shown = f"; the best candidate so far: {command_line(db, 'show', short(best))}" if best else ""
     judged = best or any(f.task == held.task for f in run.refused_in_finals)
     if judged and run.status == RunStatus.FINISHED:
-        console.say(f"unconfirmed: the finals have no winner{shown}", "bold red")
+        missing = run.options.get("missing_kinds", {}).get(held.workload)
+        why = f": {lacks(missing)}" if missing else ""
+        console.say(f"unconfirmed: the finals have no winner{why}{shown}", "bold red")
     else:
         console.say(f"no final has named a winner{shown}")
 

@@ -52,14 +52,14 @@ from evo.executors._processes import SCRATCH
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
-from evo.measure.cases import is_case_text, parse_case
+from evo.measure.cases import count_kinds, is_case_text, parse_case
 from evo.problem.genome import Genome
 from evo.problem.kernel import find_kernel, names_near, recorded_kernel
 from evo.problem.render import unread_parameters
-from evo.report.text import counted, short
+from evo.report.text import counted, lacks, short
 from evo.sanitize import choose_tools
 from evo.sanitize import sanitize as run_tools
-from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of
+from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of, cost_faults
 from evo.search.run import check_workloads, open_executor
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
@@ -117,17 +117,20 @@ def check(
     unread, points = list[str](), [(b.workload, b.genome) for b in branches]
     if all(b.build.binary for b in branches):  # else what the template lacks is told
         unread = unread_parameters(problem, target, find_target(target).limits(arch), points)
+    kinds = {w.key: count_kinds(problem, target, w) for w in (*own, *near)}
     record = {
         "kernel": problem.name,
         "arch": arch,
         "seed": drawn,
+        "faults": cost_faults(problem, (*own, *near)),
+        "kinds": {key: {"counts": dict(found.counts), "missing": list(found.missing)} for key, found in kinds.items()},
         "compiled_only": why_not,
         "unread": unread,
         "branches": [_branch_record(b) for b in branches],
         "not_timed": [{"workload": w.key, "reason": reason} for w, reason in not_timed.items()],
     }
     answer(json, record, _print_branches, shlex.join(["evo", "check", kernel, "--target", target]), cases)
-    if not all(b.passed for b in branches):
+    if record["faults"] or not all(b.passed for b in branches):
         raise typer.Exit(1)
 
 
@@ -222,10 +225,26 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
         console.say(f"to repeat the last refusal:  {again} {shlex.join(words)}")
     for untimed in record["not_timed"]:
         console.say(f"{untimed['workload']} was only gated, and not timed: {untimed['reason']}")
+    _print_kinds(console, record)
+    for fault in record["faults"]:
+        console.say(fault, "bold red")
     for name in record["unread"]:
         console.say(f"parameter {name} changes nothing: neither the template nor a launch reads it")
     if record["compiled_only"]:
         console.say(f"compiled only: {record['compiled_only']}")
+
+
+def _print_kinds(console: Terminal, record: dict[str, Any]) -> None:
+    """How many cases of each kind the gate has: a line for the workloads that have the same."""
+    same: dict[str, list[str]] = {}
+    for key, found in record["kinds"].items():
+        text = ", ".join(f"{number} {kind}" for kind, number in found["counts"].items())
+        same.setdefault(text, []).append(short_workload(key, record["kernel"]))
+    for text, (first, *others) in same.items():
+        console.say(f"cases of each kind for {first}{f' and {len(others)} more' if others else ''}: {text}", "dim")
+    for key, found in record["kinds"].items():
+        if found["missing"]:
+            console.say(f"{short_workload(key, record['kernel'])}: {lacks(found['missing'])}", "yellow")
 
 
 # -- a recorded candidate, compiled anew ----------------------------------------------------------------------

@@ -49,7 +49,7 @@ from evo.lineage.write import check_run_name
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, find_kernel, load_kernel
 from evo.problem.space import Space
-from evo.report.text import counted, duration
+from evo.report.text import counted, duration, lacks
 from evo.search.loop import Budget, Progress, Search, StopReason
 from evo.search.run import (
     Outcome,
@@ -746,6 +746,9 @@ def follow(
         kind, how = ("given", "") if options.get("given") else ("known", " (--cold: none)")
         first = f", first {counted(len(starts), f'{kind} point')}{how}" if (starts := options.get("starts")) else ""
         say(f"run {run.name}: {run.spec.kernel} on {on}, seed {run.spec.seed}{first}; starting …")
+        for workload in run.spec.workloads:
+            if missing := run.spec.options.get("missing_kinds", {}).get(workload.key):
+                say(f"warning: {names[workload]}: {lacks(missing)}")
         try:
             with _signals(ending, said=isinstance(screen, LiveScreen)) as searching:
 

@@ -1,25 +1,29 @@
-"""Gate cases as text, drawn at random from a kernel's own statement, and made smaller.
+"""Gate cases as text, drawn at random from a kernel's own statement, counted by kind, and made smaller.
 
 A kernel's cases are where its author looked; random ones are where nobody has. What a search timed may be called with any
-other size, option, distribution or alignment that the statement allows.
+other size, option, distribution or alignment that the statement allows. Cases that a finalist always meets come before the
+random ones: of a kind that the kernel's own cases lack, and at the end of each dimension.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from evo.errors import UnknownNameError, UsageError
+from evo.errors import KernelError, UnknownNameError, UsageError
+from evo.problem import derived
 from evo.problem.kernel import Case, Dimension, Kernel, Tensors, Workload
+from evo.problem.repair import quotients, repaired, sizes_of, tied_sizes
 
 if TYPE_CHECKING:
     import torch
 
-_ATTEMPTS = 100
-"""For each case; constraints between sizes leave few of all draws."""
+_ATTEMPTS = 12
+"""For each case; not every draw can be repaired."""
 _OFFSETS = (0, 0, 0, 1, 2, 3, 4, 5, 8)
 _TENSORS = 4
 """As many have an offset of their own; others share theirs."""
@@ -31,32 +35,149 @@ _OTHER_SIGN = 0.25
 """The share of numbers with the other sign, among the options that `option_min` does not keep from it."""
 MOST_BYTES, _MOST_FLOPS = 1 << 22, 1 << 27
 """Of one case, so that a float64 reference on a CPU takes milliseconds."""
+_END_BYTES, _LARGE_BYTES = 1 << 26, 5 << 28
+"""Of a case at the end of a dimension, on a GPU: as a rule, and where fewer would not do for `_COUNTER`."""
+_COUNTER = (1 << 16) + 65
+"""A dimension that may be longer has one case that is: a counter of 16 bits wraps around."""
+_BESIDE = (3, 1)
+"""Sizes of the other dimensions there: of one column, much that is wrong does not show."""
+_SPECIAL = 0.5
+"""The share of cases with a dimension of a size that a template may have a path of its own for."""
 _AND = "+"
 
 
 def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, number: int) -> list[Case]:
-    """So many, or fewer where few draws are legal and small. Sizes that are not compiled in are log-uniform up to the
-    workload's own or the largest of the kernel's cases; the rest as `_like_one` has it."""
-    rng, known, found = random.Random(seed), kernel.cases(target, workload), list[Case]()
-    free, fixed = _free(kernel, target), kernel.compile_time_dims[target]
-    highest = {d.name: max(w.dim(d.name) for w in (workload, *(c.workload for c in known))) for d in free}
-    for _ in range(_ATTEMPTS * number):
+    """So many, or fewer where few draws are legal; the first are those of `required_cases`.
+
+    Sizes that are not compiled in, or quotients of those that have to be multiples of others (`Kernel.multiples`), are
+    log-uniform up to the workload's own or the largest of the kernel's cases. In half of all cases one of them is special,
+    and may be anything up to the end of its dimension, with less of the others. What `validate` refuses is repaired. The
+    rest is as `_like_one` has it."""
+    rng, known, fixed = random.Random(seed), kernel.cases(target, workload), kernel.compile_time_dims[target]
+    free, tied = _free(kernel, target), tied_sizes(kernel, fixed)
+    shapes = [quotients(tied, dict(w.dims)) for w in (workload, *(c.workload for c in known))]
+    highest = {d.name: max(dims[d.name] for dims in shapes) for d in free}
+    special = {d.name: _special_sizes(kernel, target, workload, d) for d in free}
+    decks: dict[str, list[int]] = {d.name: [] for d in free}
+    found = required_cases(kernel, target, workload)[:number]
+    for _ in range(_ATTEMPTS * (number - len(found))):
         case = _like_one(kernel, rng, known, fixed)
-        dims = dict(case.workload.dims)
+        dims = quotients(tied, dict(case.workload.dims))
         for d in free:
             if (turn := rng.random()) < 0.6:
-                dims[d.name] = max(d.low, int(math.exp(rng.uniform(0, math.log(highest[d.name] + 1)))))
+                dims[d.name] = max(min(d.low, highest[d.name]), int(math.exp(rng.uniform(0, math.log(highest[d.name] + 1)))))
             elif turn < 0.8:
-                dims[d.name] = workload.dim(d.name)
-        if not all(dims.values()):  # of nothing, no distribution but the plainest can be drawn
+                dims[d.name] = shapes[0][d.name]
+        chosen = rng.choice(free).name if free and rng.random() < _SPECIAL else ""
+        if chosen:  # each in turn, in an order of the seed's
+            decks[chosen] = decks[chosen] or [n for sizes in special[chosen] for n in rng.sample(sizes, len(sizes))]
+            dims[chosen] = decks[chosen].pop()
+        made = _small(kernel, target, _with(case.workload, sizes_of(tied, dims)), chosen, MOST_BYTES)
+        if made is None:
+            continue
+        if not all(size for _, size in made.dims):  # of nothing, no distribution but the plainest can be drawn
             case = replace(case, data=kernel.data[0])
-        case = _named(replace(case, workload=_with(case.workload, dims)))
-        cost = None if kernel.validate(case.workload) else kernel.cost(case.workload)
-        if cost is not None and cost.bytes <= MOST_BYTES and cost.flops <= _MOST_FLOPS:
-            found.append(case)
-            if len(found) == number:
-                break
+        found.append(_named(replace(case, workload=made)))
+        if len(found) == number:
+            break
     return found
+
+
+def _small(kernel: Kernel, target: str, workload: Workload, about: str, most_bytes: int) -> Workload | None:
+    """The workload, repaired, with less of its largest free dimensions, the one that the case is about last, until it costs
+    little enough. None where no such one is found."""
+    fixed = kernel.compile_time_dims[target]
+    tied = tied_sizes(kernel, fixed)
+    lows = {d.name: max(1, 0 if d.name in tied else d.low) for d in _free(kernel, target)}
+    dims = quotients(tied, dict(workload.dims))
+    while True:
+        made = repaired(kernel, _with(workload, sizes_of(tied, dims)), pinned=fixed, about=(about,) if about else ())
+        if made is None or _affordable(kernel, made, most_bytes):
+            return made
+        shorter = [n for n, low in lows.items() if dims[n] > low and n != about] or [about]
+        longest = max(shorter, key=lambda n: dims.get(n, 0))
+        if dims.get(longest, 0) <= lows.get(longest, 0):
+            return None
+        dims[longest] = max(lows[longest], dims[longest] // 2)
+
+
+def _affordable(kernel: Kernel, workload: Workload, most_bytes: int) -> bool:
+    cost = kernel.cost(workload)
+    return cost.bytes <= most_bytes and cost.flops <= _MOST_FLOPS * (most_bytes // MOST_BYTES)
+
+
+def _special_sizes(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) -> tuple[list[int], list[int]]:
+    """Sizes that templates have paths of their own for, and those beside them, up to the longest that is affordable: the
+    less likely and the likeliest."""
+    name, tied = dimension.name, tied_sizes(kernel, kernel.compile_time_dims[target])
+    longest = _longest(kernel, target, workload, name, 1, MOST_BYTES)
+    likely = {2**k for k in range(5, 32)} | {*range(1024, 16385, 1024)} | {1000 * k for k in range(1, 11)}
+    found = {2**k + step for k in range(32) for step in (-1, 0, 1)}
+    found |= {*range(256, 8193, 256), *(1024 * k for k in range(17, 65))}
+    found |= {digit * 10**k for k in range(7) for digit in (1, 2, 3, 5)}
+    for w in (workload, *(w for of_target in kernel.workloads.values() for w in of_target)):
+        own = quotients(tied, dict(w.dims))[name]
+        found |= {own, own - 1, own + 1, own + 8, 2 * own, 2 * own + 1, 3 * own}
+    within = range(max(1, dimension.low), longest + 1)
+    return sorted(n for n in found - likely if n in within) or [within.start], sorted(n for n in likely if n in within)
+
+
+def _longest(kernel: Kernel, target: str, workload: Workload, name: str, beside: int, most_bytes: int) -> int:
+    """The largest size that the range of a free dimension and so many bytes allow beside little of the others."""
+    fixed, ranges = kernel.compile_time_dims[target], {d.name: d for d in kernel.dimensions}
+    tied = tied_sizes(kernel, fixed)
+    dims = _little(kernel, target, workload, beside)
+
+    def fits(size: int) -> bool:
+        made = _with(workload, sizes_of(tied, {**dims, name: size}))
+        within = all(length <= ranges[n].high for n, length in made.dims)
+        return within and _affordable(kernel, made, most_bytes)
+
+    low, high = 0, ranges[name].high + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _little(kernel: Kernel, target: str, workload: Workload, size: int) -> dict[str, int]:
+    """Quotients, so large where they are free."""
+    tied = tied_sizes(kernel, kernel.compile_time_dims[target])
+    own = quotients(tied, dict(workload.dims))
+    return {**own, **{d.name: size if d.name in tied else min(max(d.low, size), d.high) for d in _free(kernel, target)}}
+
+
+def required_cases(kernel: Kernel, target: str, workload: Workload) -> list[Case]:
+    """What a finalist meets whatever is drawn: derived cases of the kinds that the kernel's own lack, and one at the end of
+    each free dimension, if none of its own is that long."""
+    known = kernel.cases(target, workload)
+    wanted = {*_wanted_kinds(kernel, target, workload)}.difference(*_kinds_of_all(kernel, target, workload, known))
+    found = []
+    spare = derived.cases(kernel, target, workload) if wanted else ()
+    for case, kinds in zip(spare, _kinds_of_all(kernel, target, workload, spare), strict=True):
+        if wanted & kinds:
+            found.append(_named(case))
+            wanted -= kinds
+    tied = tied_sizes(kernel, kernel.compile_time_dims[target])
+    for d in _free(kernel, target):
+        met = max(quotients(tied, dict(c.workload.dims))[d.name] for c in known)
+        if (end := _end(kernel, target, workload, d.name)) and quotients(tied, dict(end.dims))[d.name] > met:
+            found.append(_named(Case("", end, kernel.data[0])))
+    return list(dict.fromkeys(found))
+
+
+def _end(kernel: Kernel, target: str, workload: Workload, name: str) -> Workload | None:
+    """A workload with as much of a dimension as is affordable."""
+    most_bytes = MOST_BYTES if target == "cpu" else _END_BYTES
+    for beside in _BESIDE:
+        longest = _longest(kernel, target, workload, name, beside, most_bytes)
+        if longest >= _COUNTER:
+            break
+    if longest < _COUNTER and target != "cpu":
+        longest = max(longest, min(_COUNTER, _longest(kernel, target, workload, name, beside, _LARGE_BYTES)))
+    tied, fixed = tied_sizes(kernel, kernel.compile_time_dims[target]), kernel.compile_time_dims[target]
+    dims = {**_little(kernel, target, workload, beside), name: longest}
+    return repaired(kernel, _with(workload, sizes_of(tied, dims)), pinned=fixed, about=(name,)) if longest else None
 
 
 def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -> Case:
@@ -111,12 +232,17 @@ def draw_inputs(kernel: Kernel, case: Case, generator: torch.Generator) -> Tenso
 
 def simpler(kernel: Kernel, target: str, case: Case) -> Iterator[Case]:
     """Cases that ask less than this one: of fewer elements, of plain data, aligned, without options."""
-    own, options = dict(case.workload.dims), dict(case.workload.options)
+    fixed, options = kernel.compile_time_dims[target], dict(case.workload.options)
+    tied = tied_sizes(kernel, fixed)
+    own = quotients(tied, dict(case.workload.dims))
     for d in _free(kernel, target):
-        size, least = own[d.name], max(d.low, 1)
+        size, least = own[d.name], 1 if d.name in tied else max(d.low, 1)
         for fewer in dict.fromkeys((least, *(size - (size >> k) for k in range(1, size.bit_length())))):
             if least <= fewer < size:
-                yield _named(replace(case, workload=_with(case.workload, {**own, d.name: fewer})))
+                asked = _with(case.workload, sizes_of(tied, {**own, d.name: fewer}))
+                made = repaired(kernel, asked, pinned=fixed, about=(d.name,))
+                if made is not None and math.prod(dict(made.dims).values()) < math.prod(dict(case.workload.dims).values()):
+                    yield _named(replace(case, workload=made))
     plain = (kernel.data[0], *case.data.split(_AND)) if _AND in case.data else kernel.data[:1]
     for data in dict.fromkeys(plain):
         if data != case.data:
@@ -127,9 +253,10 @@ def simpler(kernel: Kernel, target: str, case: Case) -> Iterator[Case]:
         for i in (i for i, elements in enumerate(case.offset) if elements):
             yield _named(replace(case, offset=(*case.offset[:i], 0, *case.offset[i + 1 :])))
     for name, value in kernel.example(target).options:
-        if name not in kernel.compile_time_dims[target] and options[name] != value:
-            workload = Workload.of(own, case.workload.dtype, {**options, name: value})
-            yield _named(replace(case, workload=workload))
+        if name not in fixed and options[name] != value:
+            workload = replace(case.workload, options=tuple({**options, name: value}.items()))
+            if not kernel.validate(workload):
+                yield _named(replace(case, workload=workload))
 
 
 def case_text(case: Case) -> str:
@@ -203,3 +330,99 @@ def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ..
         if large.dim(free.name) <= free.high and not kernel.validate(large):
             found.append(_named(Case("", large, kernel.data[0], far=free.name)))
     return tuple(found)
+
+
+# -- kinds of cases ---------------------------------------------------------------------------------------------------
+
+_KINDS_OF_DATA = ("nan", "inf", "outliers")
+_MANY = 512
+"""Rows of a case of many."""
+_OUTLIER = 32
+"""So many times the median size of a tensor's numbers, or of those of the kernel's first distribution."""
+_FEW = 16
+"""Size of free dimensions, at most, where a distribution is judged by what it draws."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseKinds:
+    """How many of a kernel's gate cases for a workload are of each kind that its arguments ask for.
+
+    The kinds are: data with NaN, Inf or outliers; one row and many, where rows are all free dimensions but the innermost; a
+    free dimension that is no power of two; a misaligned address; each switch among the options on and off. missing: those
+    that not even `required_cases` have."""
+
+    counts: Mapping[str, int]
+    missing: tuple[str, ...]
+
+
+def count_kinds(kernel: Kernel, target: str, workload: Workload) -> CaseKinds:
+    """Counts the kinds of a kernel's own cases and of those that every finalist meets."""
+    cases = (*kernel.cases(target, workload), *required_cases(kernel, target, workload))
+    found = Counter(kind for kinds in _kinds_of_all(kernel, target, workload, cases) for kind in kinds)
+    counts = {kind: found[kind] for kind in _wanted_kinds(kernel, target, workload)}
+    return CaseKinds(counts=counts, missing=tuple(kind for kind, number in counts.items() if not number))
+
+
+def _wanted_kinds(kernel: Kernel, target: str, workload: Workload) -> list[str]:
+    import torch
+
+    fixed, free, wanted = kernel.compile_time_dims[target], _free(kernel, target), list[str]()
+    inputs = [a for a in kernel.arguments if a.kind == "input" and (not a.optional or workload.option(a.name))]
+    if any(getattr(torch, a.dtype_of(workload)).is_floating_point for a in inputs):
+        wanted += _KINDS_OF_DATA
+    rows = free[:-1] or free
+    if rows:
+        tied = tied_sizes(kernel, fixed)
+        wanted += ["one row"] if all(d.name in tied or d.low <= 1 for d in rows) else []
+        wanted += ["many rows"] if math.prod(d.high for d in rows) >= _MANY else []
+        wanted += ["no power of two"]
+    wanted += ["misaligned"] if inputs else []
+    switches = [n for n, value in workload.options if isinstance(value, bool) and n not in fixed]
+    return wanted + [f"{n}={on}" for n in switches for on in ("true", "false")]
+
+
+def _kinds_of_all(kernel: Kernel, target: str, workload: Workload, cases: Sequence[Case]) -> Iterator[set[str]]:
+    fixed, free = kernel.compile_time_dims[target], _free(kernel, target)
+    tied, of_data = tied_sizes(kernel, fixed), _kinds_of_data(kernel, target, cases)
+    rows = [d.name for d in free[:-1] or free]
+    for case in cases:
+        dims = quotients(tied, dict(case.workload.dims))
+        kinds, number = {*of_data[case.data]}, math.prod(dims[n] for n in rows)
+        kinds |= {kind for kind, so in (("one row", number == 1), ("many rows", number >= _MANY)) if so and rows}
+        kinds |= {"no power of two"} if any(dims[d.name] & (dims[d.name] - 1) for d in free) else set()
+        kinds |= {"misaligned"} if case.offset else set()
+        yield kinds | {f"{n}={str(on).lower()}" for n, on in case.workload.options if isinstance(on, bool)}
+
+
+def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[str, set[str]]:
+    """By distribution, what is among the inputs that are drawn from it."""
+    import torch
+
+    found: dict[str, set[str]] = {}
+    judged: dict[str, Case] = {}
+    fixed = kernel.compile_time_dims[target]
+    tied = tied_sizes(kernel, fixed)
+    some = [(math.prod(dict(c.workload.dims).values()), c) for c in cases]
+    for case in (c for elements, c in sorted(some, key=lambda one: one[0]) if elements):
+        dims = {n: size if n in fixed else min(size, _FEW) for n, size in quotients(tied, dict(case.workload.dims)).items()}
+        made = repaired(kernel, _with(case.workload, sizes_of(tied, dims)), pinned=fixed)
+        judged[case.data] = replace(case, workload=made or case.workload, offset=0)
+    threads, usual = torch.get_num_threads(), math.inf
+    torch.set_num_threads(1)  # of so little, several that wait for each other take longer
+    try:
+        for data in (d for d in kernel.data if d in judged):  # the plainest first
+            kinds = found[data] = set[str]()
+            drawn = draw_inputs(kernel, judged[data], torch.Generator().manual_seed(0))
+            for t in (t.double() for t in drawn.values() if t is not None and t.is_floating_point() and t.numel()):
+                sizes = t[t.isfinite()].abs()
+                kinds |= {"nan"} if bool(t.isnan().any()) else set()
+                kinds |= {"inf"} if bool(t.isinf().any()) else set()
+                median = float(sizes.median()) if sizes.numel() else 0.0
+                usual = median or 1.0 if usual == math.inf else usual
+                far = sizes.numel() > 1 and float(sizes.max()) > _OUTLIER * min(usual, median or usual)
+                kinds |= {"outliers"} if far else set()
+    except (KernelError, RuntimeError):  # a gate tells of it, and these are then of no kind
+        pass
+    finally:
+        torch.set_num_threads(threads)
+    return {data: found.get(data, set()) for data in {case.data for case in cases}}

@@ -21,7 +21,7 @@ from evo.errors import KernelError, LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes, has_room
-from evo.measure.cases import random_case_of
+from evo.measure.cases import MOST_BYTES, random_case_of
 from evo.measure.clock import CLOSE, USUAL_RACES, Protocol, calls_for, race, sets_for, summarise, usual_us
 from evo.measure.far import far_checks
 from evo.measure.gate import (
@@ -102,6 +102,9 @@ _DRAWING_S = 12.0
 
 _LEAST_SETS = 5
 """Two that are raced, what was in them, and what is drawn anew."""
+
+_CASE_BYTES = 24
+"""That a random case takes for each byte that it moves, in 16 bits: its memory, and a reference in float64."""
 
 _CASE_SETS = 4
 """What such a case holds: its memory and inputs, twice."""
@@ -530,7 +533,9 @@ class TimingHarness:
             if time.perf_counter() > ends:
                 return
             with suppress(KernelError):
-                yield self.gate.prepare(case, kept=False)
+                moved = self.kernel.cost(case.workload).bytes
+                if moved <= MOST_BYTES or has_room(self._session.device, _CASE_BYTES * moved):
+                    yield self.gate.prepare(case, kept=False)
 
     def _gate_at_size(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""

@@ -10,16 +10,18 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import zip_longest
+from functools import cache, cached_property
+from inspect import unwrap
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from evo.errors import KernelError, UnknownNameError, UsageError
+from evo.problem.data import DATA as DATA  # a kernel.py takes these from here
+from evo.problem.data import draw as draw
 from evo.problem.space import Space, Value, parse_number
 from evo.problem.stated import check_statement, told
-from evo.runtime.package import LaunchPlan as LaunchPlan  # a kernel.py takes it from here
+from evo.runtime.package import LaunchPlan as LaunchPlan
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
 DTYPE_BYTES = MappingProxyType({"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8})
 INTEGER_BYTES = MappingProxyType({"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8})
 """Dtypes of outputs that are compared exactly, by the bytes of an element."""
-
-DATA = ("normal", "large_mean", "constant", "outlier", "first_outlier", "huge", "tiny", "ramp", "non_finite")
-"""Distributions of `draw` that any kernel should be right for."""
 
 _V = TypeVar("_V", bound=Value)
 
@@ -240,6 +239,11 @@ def _derived(*_: object) -> Any:
     raise AssertionError
 
 
+def _is_derived(function: object) -> bool:
+    """Whether a function is left out, or was: then it is a method of the kernel that it was derived for."""
+    return function is _derived or (callable(function) and isinstance(getattr(unwrap(function), "__self__", None), Kernel))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
     """The problem that templates solve. What is left out is derived from the arguments' shapes, as each field says.
@@ -344,18 +348,23 @@ class Kernel:
             kinds = {float: "opmath", int: "int64"}  # a bool is neither
             numbers = [(n, kinds[type(v)]) for n, v in self.options.items() if type(v) in kinds]
             yield "arguments", (*self.arguments, *sizes, *(Argument(name=n, kind="scalar", dtype=d) for n, d in numbers))
-        for name, derived in (("inputs", _inputs), ("cases", _cases), ("neighbours", _neighbours), ("cost", _cost)):
-            if getattr(self, name) is _derived:
-                yield name, partial(derived, self)
+        from evo.problem import derived
+
+        for name in ("inputs", "cases", "neighbours", "cost"):
+            if _is_derived(getattr(self, name)):
+                method = MethodType(getattr(derived, name), self)
+                yield name, cache(method) if name in ("cases", "neighbours") else method
         if isinstance(space := self.space, Space):
             yield "space", lambda target, workload, limits: space
-        roles = {b.role for b in self.baselines}
-        made = [Baseline(name="torch", role="reference", call=self.reference)] if "reference" not in roles else []
-        if made and self.same_dtype is None:
-            yield "same_dtype", partial(_in_float32, self.reference)
-        if isinstance(self.cost, partial) and "ceiling" not in roles:
-            made.append(Baseline(name="copy", role="ceiling", call=partial(_copy, self)))
-        yield "baselines", (*made, *self.baselines)
+        stated = tuple(b for b in self.baselines if not _is_derived(b.call))
+        roles, made = {b.role for b in stated}, list[Baseline]()
+        if "reference" not in roles:
+            made.append(Baseline(name="torch", role="reference", call=MethodType(derived.call_reference, self)))
+        if _is_derived(self.same_dtype) or (made and self.same_dtype is None):
+            yield "same_dtype", MethodType(derived.in_float32, self) if made else None
+        if _is_derived(self.cost) and "ceiling" not in roles:
+            made.append(Baseline(name="copy", role="ceiling", call=MethodType(derived.copy, self)))
+        yield "baselines", (*made, *stated)
 
     def _faults(self) -> Iterator[str]:
         names = {d.name for d in self.dimensions} | set(self.options)
@@ -398,7 +407,7 @@ class Kernel:
             for dtype in set(dtypes) - set(self.tolerance):
                 yield f": no tolerance for {dtype} of target {target!r}"
         for a in self.arguments:
-            if a.kind == "input" and not a.shape and any(isinstance(f, partial) for f in (self.inputs, self.cost)):
+            if a.kind == "input" and not a.shape and any(map(_is_derived, (self.inputs, self.cost))):
                 yield f": input {a.name!r} has no shape; give it one, or the kernel its own `inputs` and `cost`"
 
     def _wrong_ties(self, output: Argument, name: str, axis: int) -> str:
@@ -505,6 +514,13 @@ class Kernel:
         elements = tuple((n, math.prod(dims[f] if isinstance(f, str) else f for f in factors)) for n, factors in sizes)
         return LaunchSequence(launches=tuple(launches), workspace=elements)
 
+    @cached_property
+    def multiples(self) -> Mapping[str, str]:
+        """By dimension, the other one that `validate` asks it to be a multiple of."""
+        from evo.problem.repair import find_multiples
+
+        return find_multiples(self)
+
     @property
     def reference_baseline(self) -> Baseline:
         """What users call today."""
@@ -519,198 +535,6 @@ class Kernel:
     def digest(self) -> str:
         """See `kernel_digest`."""
         return kernel_digest(self.folder)
-
-
-# -- what a statement leaves out ----------------------------------------------------------------------------------
-
-_MANY = 9 << 20
-"""Elements of the tensors of a case of many."""
-
-
-def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """[rows, cols] for a kernel that works on rows, of the distribution named: one for each way in which such kernels break.
-    `dtype` is what the values are to be rounded to; they are float64 for that, else float32."""
-    import torch
-
-    half, device, wide = dtype == torch.float16, generator.device, torch.promote_types(dtype, torch.float32)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=wide, generator=generator, device=device)
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, dtype=wide, generator=generator, device=device)
-
-    def spot() -> tuple[torch.Tensor, torch.Tensor]:
-        column = torch.randint(0, cols, (rows,), generator=generator, device=device)
-        return torch.arange(rows, device=device), column
-
-    def end_or_spot() -> tuple[torch.Tensor, torch.Tensor]:
-        row, column = spot()
-        turn = (row + torch.randint(0, 3, (), generator=generator, device=device)) % 3
-        column[turn == 0], column[turn == 1] = cols - 1, 0
-        return row, column
-
-    x = normal(rows, cols)
-    if data == "normal":  # every row its own mean and scale: no fixed statistics fit
-        x = x * torch.exp(2 * uniform(rows, 1) - 1) + 4 * normal(rows, 1)
-    elif data == "large_mean":
-        x = x + 1000
-    elif data == "tight":  # standard deviation of a hundredth at mean 1000
-        x = x * 0.01 + 1000
-    elif data == "constant":
-        x = normal(rows, 1).expand(rows, cols) * 3
-    elif data == "outlier":  # one, and a second in every other row
-        x[spot()] = 300.0
-        row, column = spot()
-        x[row[1::2], column[1::2]] = -300.0
-    elif data == "first_outlier":
-        x[:, 0] = 1000.0
-    elif data == "huge":  # as large as the squares of a whole row allow: their sum is a tenth of what float32 holds
-        x = (2 * uniform(rows, cols) - 1) * (65000.0 if half else (2e37 / cols) ** 0.5)
-    elif data == "tiny":
-        x = x * 1e-4
-    elif data == "denormal":  # of the problem's dtype: flushing them to zero loses the row
-        x = x * (torch.finfo(dtype).smallest_normal / 4)
-    elif data == "needle":  # nearly all of a row's variance in one element: the last, the first or any
-        # Equal elements beside it would all be rounded the same way, and the errors of an honest sum add up.
-        row, column = end_or_spot()
-        x = x / 16 + (4 * uniform(rows, 1) - 2)
-        x[row, column] += 48 + 32 * uniform(rows)
-    elif data == "permuted":  # the elements of one row, in another order in each
-        order = uniform(rows, cols).argsort(dim=1)
-        x = (x[:1] * 2 + torch.linspace(-3, 5, cols, device=device)).expand(rows, cols).gather(1, order)
-    elif data == "ramp":  # sorted values: order matters to running sums
-        x = torch.linspace(-3, 5, cols, device=device).expand(rows, cols) + normal(rows, 1)
-    elif data == "non_finite":  # in turn: a row with NaN, with Inf, with -Inf, of -Inf alone, and a clean one
-        row, column = end_or_spot()
-        for turn, value in enumerate((float("nan"), float("inf"), -float("inf"))):
-            x[row[turn::5], column[turn::5]] = value
-        x[3::5] = -float("inf")
-    elif data == "repeated":  # in turn: a row of a few numbers, of these and Inf, of these and NaN, of zeros of both signs
-        few = torch.tensor((-0.0, 0.0, 1.0, 2.0, -2.0, math.inf, -math.inf, math.nan), dtype=wide, device=device)
-        first = torch.randint(0, 4, (), generator=generator, device=device)
-        kinds = torch.tensor((5, 7, 8, 2), device=device)[(torch.arange(rows, device=device) + first) % 4].unsqueeze(1)
-        x = few[(uniform(rows, cols) * kinds).long() % kinds]
-    else:
-        raise KernelError(f"no distribution is named {data!r}; a kernel with data of its own needs its own `inputs`")
-    return x
-
-
-def _inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Generator) -> Tensors:
-    """Tensors of the most axes are of the distribution named, along their last axis; others are far from 1 and 0, so that
-    ignoring them shows, and with outliers some are large."""
-    import torch
-
-    made: dict[str, torch.Tensor | None] = {}
-    axes = max(len(a.shape) for a in kernel.arguments if a.kind == "input")
-    for a in (a for a in kernel.arguments if a.kind == "input"):
-        made[a.name] = None
-        if not a.optional or workload.option(a.name):
-            dtype, shape = getattr(torch, a.dtype_of(workload)), _shape(a, workload)
-            if len(shape) == axes:
-                values = draw(data, math.prod(shape[:-1]), shape[-1], dtype, generator).reshape(shape)
-            else:
-                wide = torch.promote_types(dtype, torch.float32)
-                values = 1 + 0.5 * torch.randn(shape, dtype=wide, generator=generator, device=generator.device)
-                values[..., ::8] *= 32 if data == "outlier" else 1
-            made[a.name] = values.to(dtype).contiguous()
-    return made
-
-
-def _shape(argument: Argument, workload: Workload) -> list[int]:
-    return [workload.dim(name) for name in argument.shape]
-
-
-def _cases(kernel: Kernel, target: str, workload: Workload) -> list[Case]:
-    """Few elements each, but for one. All dimensions that are not compiled in have other sizes than the workload's."""
-    compiled_in, first = kernel.compile_time_dims[target], kernel.data[0]
-    free = [d for d in kernel.dimensions if d.name not in compiled_in]
-    own, options, found = dict(workload.dims), dict(workload.options), dict[tuple[object, ...], Case]()
-    few = {d.name: min(own[d.name], 509 if place else 67) for place, d in enumerate(free)}
-
-    def add(data: str, changed: Mapping[str, Value], offset: int = 0) -> bool:
-        """changed: dimensions and options that are others. Whether there is such a problem."""
-        dims = {n: int(changed.get(n, few.get(n, size))) for n, size in own.items()}
-        made = Workload.of(dims, workload.dtype, {n: changed.get(n, v) for n, v in options.items()})
-        if not all(d.low <= dims[d.name] <= d.high for d in free) or kernel.validate(made):
-            return False
-        what = [f"{n}={value}" for n, value in changed.items()] + ([f"offset={offset}"] if offset else [])
-        found.setdefault((data, made, offset), Case(" ".join([data, *what]), made, data, offset))
-        return True
-
-    for data in kernel.data:
-        add(data, {})
-    for d in free:
-        for size in (0, 1, 3, 17, 64, 127, 769, 1025) if d is not free[0] else (0, 1):
-            add(first, {d.name: size})
-    others: list[tuple[str, dict[str, Value], int]] = [(first, {}, 1)]
-    for name, value in options.items():
-        if name not in compiled_in and isinstance(value, bool):
-            others.append((first, {name: not value}, 0))
-        elif name not in compiled_in and isinstance(value, float):
-            others.append(("tiny" if "tiny" in kernel.data else first, {name: 4 * value or 0.5}, 0))
-    # A gate's time goes by the number of cases: more sizes of the first dimension come along with what else is another.
-    for size, other in zip_longest((3, 17, 64, 127) if free else (), others):
-        data, changed, offset = other or (first, {}, 0)
-        if size is None or not add(data, {free[0].name: size, **changed}, offset):
-            add(data, changed, offset)
-    if free:  # more than a persistent grid takes at once, and no whole number of its steps
-        name, elements = free[0].name, max(math.prod(_shape(a, workload)) for a in kernel.arguments if a.kind != "scalar")
-        many = max(1, own[name] * _MANY // max(1, elements))
-        add(first, {name: (many if target == "cuda" else min(own[name], many)) | 1})
-    return list(found.values())
-
-
-def _neighbours(kernel: Kernel, target: str, workload: Workload) -> list[Workload]:
-    compiled_in = [d for d in kernel.dimensions if d.name in kernel.compile_time_dims[target]]
-    own = dict(workload.dims)
-    few = {d.name: min(own[d.name], max(d.low, 67)) for d in kernel.dimensions if d not in compiled_in}
-    options = dict(workload.options)
-    others = {n: not v for n, v in workload.options if isinstance(v, bool) and n in kernel.compile_time_dims[target]}
-    near = [
-        Workload.of({**own, **few, d.name: size}, workload.dtype, options)
-        for d in compiled_in
-        for size in dict.fromkeys((own[d.name] - 1, own[d.name] + 1, own[d.name] + 8, 2 * own[d.name], 769))
-        if d.low <= size <= d.high and size != own[d.name]
-    ]
-    switched = [others, *({n: v} for n, v in others.items())] if others else []
-    near += [Workload.of({**own, **few}, workload.dtype, {**options, **other}) for other in switched]
-    return [w for w in dict.fromkeys(near) if not kernel.validate(w)]
-
-
-def _in_float32(reference: Callable[[Tensors, Workload], object], inputs: Tensors, workload: Workload) -> object:
-    """In 16 bits throughout, as the reference would compute there, no kernel does."""
-    halves = {n: t for n, t in inputs.items() if t is not None and t.is_floating_point() and t.itemsize == 2}
-    return reference({**inputs, **{n: t.float() for n, t in halves.items()}}, workload)
-
-
-def _cost(kernel: Kernel, workload: Workload) -> Cost:
-    import torch
-
-    inputs = [a for a in kernel.arguments if a.kind == "input" and (not a.optional or workload.option(a.name))]
-    tensors = (*inputs, *kernel.outputs(workload))
-    each = ((getattr(torch, a.dtype_of(workload)), math.prod(_shape(a, workload))) for a in tensors)
-    return Cost(bytes=sum(dtype.itemsize * elements for dtype, elements in each), flops=0)
-
-
-_SMALL = 1 / 64
-"""Of the largest input's bytes: one of fewer is left out of a copy."""
-
-
-def _copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:
-    """Reads and writes as many bytes as the cost says, as far as the large inputs go: a call for a small one costs more than
-    its bytes, and torch.cat copies bytes one by one."""
-    import torch
-
-    left, parts = kernel.cost(workload).bytes // 2, list[torch.Tensor]()
-    largest = max(t.nbytes for t in inputs.values() if t is not None)
-    for tensor in (t for t in inputs.values() if t is not None and t.nbytes >= _SMALL * largest):
-        parts.append(tensor.flatten().view(torch.uint8)[:left])
-        left -= len(parts[-1])
-    copy = parts[0].new_empty(sum(map(len, parts)))
-    for into, part in zip(copy.split([len(part) for part in parts]), parts, strict=True):
-        into.copy_(part)
-    return copy
 
 
 def kernel_digest(folder: Path) -> str:

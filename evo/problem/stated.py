@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.errors import EvoError, KernelError
+from evo.problem.repair import legal_cases
 from evo.problem.space import Space
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def _checked(kernel: Kernel, what: str, stated: Callable[..., Any], wrong: Calla
             found = list(found)
         if fault := wrong(kernel, found, *given):
             raise mistake(kernel, what, stated, fault)
+        if what == "`cases`":
+            target, workload = given
+            return legal_cases(kernel, target, workload, found)
         return found
 
     return checked
@@ -138,7 +142,9 @@ def _wrong_tensor(argument: Any, tensor: Any, workload: Any) -> str:
 def _wrong_cost(kernel: Kernel, found: Any, workload: Any) -> str:
     if type(found).__name__ != "Cost":
         return f"must return a Cost, and returns {_shown(found)}"
-    if found.bytes <= 0 and found.flops <= 0 and all(size for _, size in workload.dims):
+    if min(found.bytes, found.flops) < 0:
+        return f"returns {found} for {workload.key}: neither can be negative"
+    if not found.bytes and not found.flops and all(size for _, size in workload.dims):
         return f"returns {found} for {workload.key}: what moves no byte takes no time"
     return ""
 

@@ -1,6 +1,7 @@
 """Words and figures as the pages print them. Whatever comes out of a database is made inert first."""
 
 import re
+from collections.abc import Sequence
 
 from evo.evaluation import within_noise
 
@@ -51,6 +52,14 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def lacks(kinds: Sequence[str]) -> str:
+    """What is said where a gate lacks kinds of cases that a kernel's arguments ask for."""
+    return (
+        f"the gate has no case of this kind: {', '.join(kinds)}; what passes it may be wrong there, and finals confirm no"
+        " winner (cases follow from the kernel's `data`, `cases`, `dimensions` and `validate`)"
+    )
 
 
 def short(identifier: str) -> str:

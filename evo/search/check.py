@@ -12,12 +12,13 @@ from functools import partial
 from itertools import chain
 from typing import ClassVar, NamedTuple, TypeVar
 
-from evo.errors import EvoError, UsageError
+from evo.errors import EvoError, KernelError, UsageError
 from evo.evaluation import Build, Check, Evaluation, Gain, Status, Timing
 from evo.executors import InFlight
 from evo.measure import RaceResult
 from evo.measure.cases import is_case_text
 from evo.measure.clock import paired_gain
+from evo.problem.derived import cost_of
 from evo.problem.genome import Change, Genome
 from evo.problem.kernel import Case, Kernel, Workload
 from evo.problem.space import Point, Value
@@ -148,9 +149,26 @@ def _of_their_code(tasks: Sequence[TaskExecutor], cases: tuple[Case, ...]) -> li
     return found
 
 
+def cost_faults(kernel: Kernel, workloads: Sequence[Workload]) -> list[str]:
+    """What is wrong with the kernel's `cost` at these workloads: it is what rooflines and rates are computed from."""
+    found = []
+    for workload in workloads:
+        try:
+            moved = kernel.cost(workload).bytes
+        except KernelError as error:
+            return [str(error)]
+        inputs = [a for a in kernel.arguments if a.kind == "input" and (not a.optional or workload.option(a.name))]
+        least, most = (cost_of(kernel, tensors, workload).bytes for tensors in ((), inputs))
+        if moved < least:
+            found.append(f"`cost` says that {workload.key} moves {moved:,} bytes, and its outputs alone have {least:,}")
+        elif moved > most and all(a.shape for a in inputs):
+            found.append(f"`cost` says that {workload.key} moves {moved:,} bytes, and all its tensors have {most:,}")
+    return found
+
+
 def _batches(task: TaskExecutor, named: tuple[Case, ...], number: int) -> list[tuple[Case, ...]]:
-    """So many random cases, behind those that are named."""
-    drawn = task.random_cases(number)
+    """So many random cases, behind those that are named; at least those that every finalist meets."""
+    drawn = task.random_cases(max(number, task.required))
     first, *more = [drawn[i : i + _CASES_AT_ONCE] for i in range(0, len(drawn), _CASES_AT_ONCE)] or [()]
     return [named + first, *more]
 

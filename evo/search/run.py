@@ -33,7 +33,7 @@ from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
 from evo.sanitize import memory_checker, sanitize
 from evo.search.loop import WITHIN, Budget, Observer, Search, StopReason, default_max_in_flight
-from evo.search.tasks import Patience, TaskExecutor, tasks_of
+from evo.search.tasks import Patience, TaskExecutor, missing_kinds, tasks_of
 from evo.targets import answers, find_target
 
 _FINALISTS = 8
@@ -147,9 +147,11 @@ def plan_run(
     """
     if sanitize_finals:
         memory_checker(target)
+    problem = load_kernel(kernel)
+    lacking = missing_kinds(problem, target, workloads)
     return RunSpec(
         kernel=kernel,
-        kernel_digest=load_kernel(kernel).digest,
+        kernel_digest=problem.digest,
         target=target,
         arch=arch,
         sampler=sampler,
@@ -166,6 +168,7 @@ def plan_run(
             **({"given": True} if given else {}),
             **({"cover": True} if cover else {}),
             **({"sanitize_finals": True} if sanitize_finals else {}),
+            **({"missing_kinds": lacking} if lacking else {}),
         },
         budget=asdict(budget),
         name=name,
@@ -326,7 +329,7 @@ def hold_all_finals(
                     break  # no candidate is left
             finals = end_finals(task, *hold_race(task, building))
             _store_finals(store, run, number, finals, search.elapsed_s)
-            if finals.winner or not finals.finalists:
+            if finals.winner or not finals.finalists or task.missing_kinds:
                 break  # else all of these were refused, and the next best have their turn
         held.append(finals)
     return tuple(held)
@@ -453,9 +456,10 @@ def hold_race(task: TaskExecutor, building: Building) -> tuple[list[Finalist], t
 def end_finals(
     task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int] = ()
 ) -> Finals:
-    """Has the fastest of a race confirmed; of the `preferred` candidates, by order, where one of them is."""
+    """Has the fastest of a race confirmed; of the `preferred` candidates, by order, where one of them is. None where the
+    gate lacks cases of a kind that the kernel's arguments ask for."""
     winner, passed = None, [f for f in finalists if f.passed]
-    if passed:
+    if passed and not task.missing_kinds:
         winner, timings = _confirm(task, passed, timings, preferred)
     timings = _with_noise_floor(timings, winner)
     for f in passed:
@@ -476,7 +480,7 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
     for task, built in builds:
         if built.binary is None:
             return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")
-        cases = task.random_cases(task.finals_cases) if task is builds[0][0] else ()
+        cases = task.random_cases(max(task.finals_cases, task.required)) if task is builds[0][0] else ()
         found = task.measure(genome, built, time=False, cases=cases).result()
         total = replace(
             found,
@@ -546,7 +550,8 @@ def _confirm(
     `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
     """
     gate, task = task, replace(task, seed=task.seed + 1)
-    more_cases = gate.random_cases((1 + _WINNERS_MULTIPLE) * gate.finals_cases)[gate.finals_cases :]
+    met = max(gate.finals_cases, gate.required)
+    more_cases = gate.random_cases(met + _WINNERS_MULTIPLE * gate.finals_cases)[met:]
     more_cases += gate.far_cases()
     by_name = {f.name: f for f in finalists if f.passed}
     own = [t for t in timings if t.contender in by_name and t.ratio is not None]

@@ -13,7 +13,7 @@ from evo.evaluation import Build, Evaluation
 from evo.executors import Executor
 from evo.lineage import RunSpec, Stage, gate_seeds
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
-from evo.measure.cases import far_cases, random_cases
+from evo.measure.cases import count_kinds, far_cases, random_cases, required_cases
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Kernel, Limits, Workload, load_kernel
 from evo.problem.space import Space
@@ -54,6 +54,8 @@ class TaskExecutor(TaskData):
     """See `RaceRequest`."""
     patience: Patience | None = None
     """With it, a race that was disturbed is held again."""
+    missing_kinds: tuple[str, ...] = ()
+    """Kinds of cases that no gate of the task has: no final confirms its winner."""
 
     @cached_property
     def problem(self) -> Kernel:
@@ -92,8 +94,20 @@ class TaskExecutor(TaskData):
         return self.executor.measure(request)
 
     def random_cases(self, number: int) -> tuple[Case, ...]:
-        """For this workload, the same each time; fewer are the first of more."""
-        return tuple(random_cases(self.problem, self.target, self.workload, self.seed, number))
+        """For this workload, the same each time; fewer are the first of more, and the first are those that every finalist
+        meets."""
+        if number > len(self._drawn):
+            self._drawn[:] = random_cases(self.problem, self.target, self.workload, self.seed, number)
+        return tuple(self._drawn[:number])
+
+    @cached_property
+    def _drawn(self) -> list[Case]:
+        return []
+
+    @cached_property
+    def required(self) -> int:
+        """The number of cases that every finalist meets beyond the kernel's own."""
+        return len(required_cases(self.problem, self.target, self.workload))
 
     def far_cases(self) -> tuple[Case, ...]:
         """For a candidate of this workload that has won."""
@@ -121,6 +135,13 @@ class TaskExecutor(TaskData):
         return result
 
 
+def missing_kinds(kernel: Kernel, target: str, workloads: Sequence[Workload]) -> dict[str, list[str]]:
+    """By the key of a workload, the kinds of cases that the kernel's arguments ask for and no gate of it has; without those
+    that lack none."""
+    counted = {workload.key: count_kinds(kernel, target, workload).missing for workload in workloads}
+    return {key: list(missing) for key, missing in counted.items() if missing}
+
+
 def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecutor]:
     """The tasks of a run, with what their data are drawn with at this stage."""
     seed, sanitized = gate_seeds(spec.options, spec.seed)[stage], bool(spec.options.get("sanitize_finals"))
@@ -136,6 +157,7 @@ def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecut
             finals_cases=max(_LEAST_CASES, RANDOM_CASES // len(spec.workloads)),  # many tasks have the same code
             sanitized=sanitized,
             sanitizing_s=_FINALIST_SANITIZED_S if sanitized else winner_s,
+            missing_kinds=tuple(spec.options.get("missing_kinds", {}).get(workload.key, ())),
         )
         for workload in spec.workloads
     ]

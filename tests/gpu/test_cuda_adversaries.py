@@ -9,16 +9,18 @@ from evo.problem.kernel import load_kernel
 from evo.targets import find_target
 from tests.adversaries.cheats import ALL, Cheat
 from tests.adversaries.column_sums.cheats import ALL as OF_SUMS
+from tests.adversaries.flat.cheats import ALL as OF_FLAT
 from tests.adversaries.row_max.cheats import ALL as OF_MAXIMA
 from tests.adversaries.strided.cheats import ALL as OF_STRIDES
 from tests.adversaries.trial import FOLDER, Verdict, verdicts_of, workload_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
-SUMS, MAXIMA, STRIDED = FOLDER / "column_sums", FOLDER / "row_max", FOLDER / "strided"
+SUMS, MAXIMA, STRIDED, FLAT = (FOLDER / name for name in ("column_sums", "row_max", "strided", "flat"))
+FAMILIES = {"layernorm": ALL, "column sums": OF_SUMS, "row maxima": OF_MAXIMA, "strided": OF_STRIDES, "flat": OF_FLAT}
 ON_GPU = [
     pytest.param(kernel, cheat, id=f"{kernel}: {cheat.name}")
-    for kernel, cheats in (("layernorm", ALL), ("column sums", OF_SUMS), ("row maxima", OF_MAXIMA), ("strided", OF_STRIDES))
+    for kernel, cheats in FAMILIES.items()
     for cheat in cheats
     if "cuda" in cheat.targets
 ]
@@ -30,15 +32,12 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ve
     capability = find_target("cuda").limits(arch).capability
     # Other tests open and leave the GPU beside these, and nothing runs on it meanwhile: a launch has longer than usual.
     config = ExecutorConfig(builders=4, cache_dir=tmp_path_factory.mktemp("cache"), gate_floor_s=2.0)
-    tried, of_sums, of_strides = (
-        [c for c in cheats if "cuda" in c.targets and capability >= c.capability] for cheats in (ALL, OF_SUMS, OF_STRIDES)
-    )
-    sums, maxima, strided = (load_kernel(str(folder)).example("cuda") for folder in (SUMS, MAXIMA, STRIDED))
+    tried = {n: [c for c in cheats if "cuda" in c.targets and capability >= c.capability] for n, cheats in FAMILIES.items()}
+    folders = {"column sums": SUMS, "row maxima": MAXIMA, "strided": STRIDED, "flat": FLAT}
+    examples = {name: load_kernel(str(folder)).example("cuda") for name, folder in folders.items()}
     return {
-        "layernorm": verdicts_of("cuda", arch, workload_for("cuda", "float16"), tried, config),
-        "column sums": verdicts_of("cuda", arch, sums, of_sums, config, folder=SUMS),
-        "strided": verdicts_of("cuda", arch, strided, of_strides, config, folder=STRIDED),
-        "row maxima": verdicts_of("cuda", arch, maxima, OF_MAXIMA, config, folder=MAXIMA),
+        "layernorm": verdicts_of("cuda", arch, workload_for("cuda", "float16"), tried["layernorm"], config),
+        **{n: verdicts_of("cuda", arch, examples[n], tried[n], config, folder=folder) for n, folder in folders.items()},
     }
 
 

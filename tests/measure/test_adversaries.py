@@ -9,13 +9,16 @@ from evo.problem.kernel import load_kernel
 from tests.adversaries.attention.cheats import ALL as OF_ATTENTION
 from tests.adversaries.cheats import Cheat, names_for
 from tests.adversaries.column_sums.cheats import ALL as OF_SUMS
+from tests.adversaries.flat.cheats import ALL as OF_FLAT
 from tests.adversaries.row_max.cheats import ALL as OF_MAXIMA
 from tests.adversaries.strided.cheats import ALL as OF_STRIDES
 from tests.adversaries.trial import FOLDER, Verdict, verdicts_of, workload_for
 
 pytestmark = pytest.mark.slow
 
-ATTENTION, SUMS, MAXIMA, STRIDED = (FOLDER / name for name in ("attention", "column_sums", "row_max", "strided"))
+ATTENTION, SUMS, MAXIMA, STRIDED, FLAT = (
+    FOLDER / name for name in ("attention", "column_sums", "row_max", "strided", "flat")
+)
 ATTENTION_WORKLOAD = "batch=1,heads=2,kv_heads=2,q_len=64,kv_len=64,head_dim=32,dtype=float32,causal=true"
 CHEATS = {
     "layernorm": names_for("cpu", 0),
@@ -23,6 +26,7 @@ CHEATS = {
     "column sums": names_for("cpu", 0, OF_SUMS),
     "row maxima": OF_MAXIMA,
     "strided": OF_STRIDES,
+    "flat": names_for("cpu", 0, OF_FLAT),
 }
 TRIED = [
     pytest.param(kernel, cheat, id=f"{kernel}: {cheat.name}")
@@ -43,6 +47,9 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ve
         "column sums": verdicts_of("cpu", "native", sums, CHEATS["column sums"], config, folder=SUMS),
         "row maxima": verdicts_of("cpu", "native", maxima, OF_MAXIMA, config, folder=MAXIMA),
         "strided": verdicts_of("cpu", "native", strided, OF_STRIDES, config, folder=STRIDED),
+        "flat": verdicts_of(
+            "cpu", "native", load_kernel(str(FLAT)).example("cpu"), CHEATS["flat"], config, folder=FLAT
+        ),
     }
 
 

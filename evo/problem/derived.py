@@ -1,0 +1,184 @@
+"""What a kernel's statement leaves out, derived from its arguments' shapes: data, cases, neighbours, cost, baselines.
+
+Functions whose first parameter is a kernel are methods of the kernels that leave them out; `dataclasses.replace` derives
+them anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from evo.problem.data import draw
+from evo.problem.kernel import Argument, Case, Cost, Kernel, Tensors, Workload
+from evo.problem.repair import quotients, repaired, sizes_of, tied_sizes
+from evo.problem.space import Value
+
+if TYPE_CHECKING:
+    import torch
+
+_FOLD = 61
+"""Columns of a tensor of one axis that has none."""
+_MANY = 9 << 20
+"""Elements of the tensors of a case of many."""
+
+
+def inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Generator) -> Tensors:
+    """Tensors of the most axes are of the distribution named, along their last axis; others are far from 1 and 0, so that
+    ignoring them shows, with outliers some are large, and beside sorted rows very large."""
+    import torch
+
+    made: dict[str, torch.Tensor | None] = {}
+    axes = max(len(a.shape) for a in kernel.arguments if a.kind == "input")
+    for a in (a for a in kernel.arguments if a.kind == "input"):
+        made[a.name] = None
+        if not a.optional or workload.option(a.name):
+            dtype, shape = getattr(torch, a.dtype_of(workload)), _shape(a, workload)
+            if len(shape) == axes:
+                rows, cols = _folded(kernel, a, workload) if axes == 1 else (math.prod(shape[:-1]), shape[-1])
+                values = draw(data, rows, cols, dtype, generator).flatten()[: math.prod(shape)].reshape(shape)
+            else:
+                wide = torch.promote_types(dtype, torch.float32)
+                values = 1 + 0.5 * torch.randn(shape, dtype=wide, generator=generator, device=generator.device)
+                values[..., ::8] *= 32 if data == "outlier" else 1
+                values[..., 3::64] *= 8192 if data == "ramp" else 1  # results that a clamp at 1e4 changes
+            made[a.name] = values.to(dtype).contiguous()
+    return made
+
+
+def _folded(kernel: Kernel, argument: Argument, workload: Workload) -> tuple[int, int]:
+    """Rows and columns as which the data of a tensor of one axis are drawn: those of a kernel whose rows lie one behind the
+    other; some of each kind where it goes element by element; one row where it goes over all of them."""
+    (name,) = argument.shape
+    size, unit = workload.dim(name), workload.dim(kernel.multiples[name]) if name in kernel.multiples else 0
+    if unit and size % unit == 0:
+        return size // unit, unit
+    if any(name in a.shape for a in kernel.arguments if a.kind == "output"):
+        return -(-size // _FOLD), _FOLD
+    return 1, size
+
+
+def _shape(argument: Argument, workload: Workload) -> list[int]:
+    return [workload.dim(name) for name in argument.shape]
+
+
+def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
+    """Few elements each, but for one. All dimensions that are not compiled in have other sizes than the workload's. Of one
+    that has to be a multiple of another (`Kernel.multiples`) the quotient is chosen; sizes that `validate` refuses are
+    repaired, what the case is about last of all."""
+    compiled_in, first = kernel.compile_time_dims[target], kernel.data[0]
+    free = [d.name for d in kernel.dimensions if d.name not in compiled_in]
+    tied, options = tied_sizes(kernel, compiled_in), dict(workload.options)
+    own = quotients(tied, dict(workload.dims))
+    found = dict[tuple[object, ...], Case]()
+    few = {name: min(own[name], 509 if place else 67) for place, name in enumerate(free)}
+
+    def add(data: str, changed: Mapping[str, Value], offset: int = 0) -> bool:
+        """changed: dimensions and options that are others. Whether there is such a problem."""
+        chosen = {n: int(changed.get(n, few.get(n, size))) for n, size in own.items()}
+        others = {n: changed.get(n, v) for n, v in options.items()}
+        asked = Workload.of(sizes_of(tied, chosen), workload.dtype, others)
+        ranges = {d.name: range(d.low, d.high + 1) for d in kernel.dimensions}
+        beyond = any(size not in ranges[n] for n, size in asked.dims if n in changed)
+        made = None if beyond else repaired(kernel, asked, pinned=compiled_in, about=changed)
+        if made is None:
+            return False
+        now = {**quotients(tied, dict(made.dims)), **dict(made.options)}
+        what = [f"{f'{n}/{tied[n]}' if n in tied else n}={now[n]}" for n in changed]
+        what += [f"offset={offset}"] if offset else []
+        found.setdefault((data, made, offset), Case(" ".join([data, *what]), made, data, offset))
+        return True
+
+    for data in kernel.data:
+        add(data, {})
+    for name in free:
+        for size in (0, 1, 3, 17, 64, 127, 769, 1025) if name != free[0] else (0, 1):
+            add(first, {name: size})
+    others: list[tuple[str, dict[str, Value], int]] = [(first, {}, 1)]
+    for name, value in options.items():
+        if name not in compiled_in and isinstance(value, bool):
+            others.append((first, {name: not value}, 0))
+        elif name not in compiled_in and isinstance(value, float):
+            others.append(("tiny" if "tiny" in kernel.data else first, {name: 4 * value or 0.5}, 0))
+    # A gate's time goes by the number of cases: more sizes of the first dimension come along with what else is another.
+    for size, other in zip_longest((3, 17, 64, 127) if free else (), others):
+        data, changed, offset = other or (first, {}, 0)
+        if size is None or not add(data, {free[0]: size, **changed}, offset):
+            add(data, changed, offset)
+    if free:  # more than a persistent grid takes at once, and no whole number of its steps
+        name, elements = free[0], max(math.prod(_shape(a, workload)) for a in kernel.arguments if a.kind != "scalar")
+        many = max(1, own[name] * _MANY // max(1, elements))
+        add(first, {name: (many if target == "cuda" else min(own[name], many)) | 1})
+    return tuple(found.values())
+
+
+def neighbours(kernel: Kernel, target: str, workload: Workload) -> tuple[Workload, ...]:
+    compiled_in = kernel.compile_time_dims[target]
+    tied, options = tied_sizes(kernel, compiled_in), dict(workload.options)
+    own = quotients(tied, dict(workload.dims))
+    ranges = {d.name: range(d.low, d.high + 1) for d in kernel.dimensions}
+    few = {n: min(size, max(ranges[n].start, 67)) for n, size in own.items() if n not in compiled_in}
+    asked: list[tuple[Workload, tuple[str, ...]]] = []
+    for name in (n for n in own if n in compiled_in):
+        for size in dict.fromkeys((own[name] - 1, own[name] + 1, own[name] + 8, 2 * own[name], 769)):
+            dims = sizes_of(tied, {**own, **few, name: size})
+            if dims[name] in ranges[name] and size != own[name]:
+                asked.append((Workload.of(dims, workload.dtype, options), (name,)))
+    others = {n: not v for n, v in workload.options if isinstance(v, bool) and n in compiled_in}
+    for other in [others, *({n: v} for n, v in others.items())] if others else []:
+        dims = sizes_of(tied, {**own, **few})
+        asked.append((Workload.of(dims, workload.dtype, {**options, **other}), tuple(other)))
+    near = (repaired(kernel, w, pinned=_bound_beside(kernel, target, about), about=about) for w, about in asked)
+    same = kernel.binding(target, workload)
+    return tuple(w for w in dict.fromkeys(near) if w is not None and kernel.binding(target, w) != same)
+
+
+def _bound_beside(kernel: Kernel, target: str, about: tuple[str, ...]) -> list[str]:
+    """What stays compiled in as it is, where the neighbour is about some of it."""
+    return [n for n in kernel.compile_time_dims[target] if n not in about]
+
+
+def call_reference(kernel: Kernel, inputs: Tensors, workload: Workload) -> object:
+    """The baseline of a statement that names no other."""
+    return kernel.reference(inputs, workload)
+
+
+def in_float32(kernel: Kernel, inputs: Tensors, workload: Workload) -> object:
+    """In 16 bits throughout, as the reference would compute there, no kernel does."""
+    halves = {n: t for n, t in inputs.items() if t is not None and t.is_floating_point() and t.itemsize == 2}
+    return kernel.reference({**inputs, **{n: t.float() for n, t in halves.items()}}, workload)
+
+
+def cost(kernel: Kernel, workload: Workload) -> Cost:
+    inputs = [a for a in kernel.arguments if a.kind == "input" and (not a.optional or workload.option(a.name))]
+    return cost_of(kernel, inputs, workload)
+
+
+def cost_of(kernel: Kernel, inputs: Sequence[Argument], workload: Workload) -> Cost:
+    """Moving these inputs, and the outputs, once."""
+    import torch
+
+    tensors = (*inputs, *kernel.outputs(workload))
+    each = ((getattr(torch, a.dtype_of(workload)), math.prod(_shape(a, workload))) for a in tensors)
+    return Cost(bytes=sum(dtype.itemsize * elements for dtype, elements in each), flops=0)
+
+
+_SMALL = 1 / 64
+"""Of the largest input's bytes: one of fewer is left out of a copy."""
+
+
+def copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:
+    """Reads and writes as many bytes as the cost says, as far as the large inputs go: a call for a small one costs more than
+    its bytes, and torch.cat copies bytes one by one."""
+    import torch
+
+    left, parts = kernel.cost(workload).bytes // 2, list[torch.Tensor]()
+    largest = max(t.nbytes for t in inputs.values() if t is not None)
+    for tensor in (t for t in inputs.values() if t is not None and t.nbytes >= _SMALL * largest):
+        parts.append(tensor.flatten().view(torch.uint8)[:left])
+        left -= len(parts[-1])
+    copy = parts[0].new_empty(sum(map(len, parts)))
+    for into, part in zip(copy.split([len(part) for part in parts]), parts, strict=True):
+        into.copy_(part)
+    return copy

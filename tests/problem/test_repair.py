@@ -1,0 +1,95 @@
+"""Sizes that `validate` refuses are repaired, and no gate is emptied by it without saying so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from evo.errors import KernelError
+from evo.measure.cases import count_kinds, random_cases, required_cases, simpler
+from evo.problem.kernel import Case, Cost, Kernel, Workload, load_kernel
+from evo.problem.repair import is_legal, repaired
+from evo.search.check import cost_faults
+from tests.adversaries.trial import FOLDER
+
+FLAT = load_kernel(str(FOLDER / "flat"))
+OWN = FLAT.example("cpu")
+
+
+def _with(validate: str, **changed: object) -> Kernel:
+    return replace(FLAT, validate=lambda w: "" if eval(validate, {**dict(w.dims)}) else "refused", **changed)
+
+
+RULES = ["n % cols == 0", "n % cols == 0 and cols % 8 == 0", "n % (16 * cols) == 0", "n % cols == 0 and cols % 2"]
+
+
+@pytest.mark.parametrize("rule", RULES[:3])
+def test_a_kernel_with_rules_between_sizes_has_cases_of_every_kind(rule: str) -> None:
+    kernel = _with(rule)
+    cases = kernel.cases("cpu", OWN)
+    assert {case.data for case in cases} == {*kernel.data}
+    assert all(is_legal(kernel, case.workload) for case in cases)
+    assert len({case.workload for case in cases}) > 10
+    wanting = {"one row"} if "16" in rule else set()
+    assert {*count_kinds(kernel, "cpu", OWN).missing} == wanting
+
+
+def test_random_cases_of_such_a_kernel_are_as_diverse_as_others() -> None:
+    drawn = random_cases(FLAT, "cpu", OWN, seed=1, number=64)
+    widths, rows = zip(*((w.dim("cols"), w.dim("n") // w.dim("cols")) for w in (c.workload for c in drawn)), strict=True)
+    assert len(drawn) == 64
+    assert all(is_legal(FLAT, case.workload) for case in drawn)
+    assert min(len({*widths}), len({*rows})) > 25
+    assert widths.count(1) < 12
+    assert max(widths) > 65_536 < max(rows)
+
+
+def test_a_gate_that_cannot_be_filled_says_what_it_lacks() -> None:
+    one = _with(f"n == {OWN.dim('n')} and cols == {OWN.dim('cols')}")
+    assert {"one row", "no power of two"} <= {*count_kinds(one, "cpu", OWN).missing}
+    assert {"nan", "inf"} <= {*count_kinds(replace(FLAT, data=("normal",)), "cpu", OWN).missing}
+
+
+def test_a_kernels_own_case_that_it_refuses_is_repaired_or_told() -> None:
+    def cases(target: str, workload: Workload) -> list[Case]:
+        return [Case("odd", Workload.of({"n": 100, "cols": 7}, "float32"), "normal")]
+
+    made = repaired(FLAT, cases("cpu", OWN)[0].workload)
+    assert made is not None
+    assert is_legal(FLAT, made)
+    from evo.problem.repair import legal_cases
+
+    assert [case.workload for case in legal_cases(FLAT, "cpu", OWN, cases("cpu", OWN))] == [made]
+    with pytest.raises(KernelError, match="`cases` gives 'odd'"):
+        legal_cases(_with("False"), "cpu", OWN, cases("cpu", OWN))
+
+
+def test_smaller_cases_are_legal_and_smaller() -> None:
+    (case,) = (c for c in FLAT.cases("cpu", OWN) if c.name == "non_finite")
+    found = [c for c in simpler(FLAT, "cpu", case) if c.data == case.data]
+    assert found
+    assert all(is_legal(FLAT, c.workload) for c in found)
+
+
+@pytest.mark.parametrize(("target", "kernel"), [("cpu", "layernorm"), ("cuda", "layernorm"), ("cpu", "softmax")])
+def test_a_finalist_meets_more_rows_than_a_counter_of_16_bits_has(target: str, kernel: str) -> None:
+    problem = load_kernel(kernel)
+    rows = [c.workload.dim("rows") for c in required_cases(problem, target, problem.example(target))]
+    assert max(rows) > 65_536
+
+
+def test_what_is_derived_follows_a_kernel_that_is_replaced() -> None:
+    other = replace(FLAT, data=("normal", "huge"), reference=lambda inputs, workload: {"y": inputs["x"]})
+    assert {case.data for case in other.cases("cpu", OWN)} == {"normal", "huge"}
+    assert other.baselines[0].call({"x": 5}, OWN) == {"y": 5}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [(Cost(bytes=4, flops=0), "its outputs alone have"), (Cost(bytes=1 << 40, flops=0), "all its tensors have")],
+)
+def test_a_cost_that_cannot_be_is_told(cost: Cost, said: str) -> None:
+    (fault,) = cost_faults(replace(FLAT, cost=lambda workload: cost), [OWN])
+    assert said in fault
+    assert not cost_faults(FLAT, [OWN])
