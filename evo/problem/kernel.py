@@ -269,6 +269,9 @@ class Kernel:
     `draw`."""
     data: tuple[str, ...] = DATA
     """Distributions that `inputs` knows; the first is the one timings use."""
+    exact_data: tuple[str, ...] = ()
+    """Those whose results a rounding of the inputs changes by any amount, and whose arithmetic is exact: results are compared
+    as if no rounding on the way explained a difference."""
     cases: Callable[[str, Workload], Sequence[Case]] = _derived
     """(target, workload): gate inputs for a binary compiled for `workload`. Left out: few and many elements of every free
     dimension, all data, each option off, a misaligned address."""
