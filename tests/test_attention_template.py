@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from evo.errors import KernelError, UsageError
 from evo.measure import gate
-from evo.measure.gate import Gate, allocate_outputs, expected_outputs
+from evo.measure.gate import Gate, allocate_outputs, argument_values, expected_outputs
 from evo.measure.harness import TimingHarness
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Tensors, Workload, load_kernel
@@ -211,6 +214,59 @@ MASKS: list[dict[str, object]] = [{}, {"causal": True}, {"attn_mask": True}, {"a
 def test_every_product_passes_the_gate(dtype: str, product: str, mask: dict[str, object], tmp_path: Path) -> None:
     problem = workload(dtype, **mask)
     assert not refused(point_for(problem, product=product), problem, tmp_path)
+
+
+@contextmanager
+def built(point: Point, problem: Workload, folder: Path) -> Iterator[Callable[[Tensors], torch.Tensor]]:
+    """What gives a point's result for inputs."""
+    source = render(KERNEL, "cpu", Genome.of(point), problem, "native")
+    loaded = SESSION.load(TARGET.compile(source, "native", folder), KERNEL.entry)
+    launches = KERNEL.sequence("cpu", point, problem, SESSION.limits).launches
+
+    def call(inputs: Tensors) -> torch.Tensor:
+        outputs = allocate_outputs(KERNEL, problem, torch.device("cpu"))
+        for launch in launches:
+            loaded(argument_values(KERNEL, problem, inputs, outputs), launch)
+        return outputs["o"]
+
+    try:
+        yield call
+    finally:
+        loaded.close()
+
+
+def by_math(inputs: Tensors, problem: Workload) -> torch.Tensor:
+    q, k, v = (t for t in (inputs["q"], inputs["k"], inputs["v"]) if t is not None)
+    with sdpa_kernel(SDPBackend.MATH):
+        found: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(q, k, v, inputs["attn_mask"])
+    return found
+
+
+HUGE = [2.0**power for power in (6, 17, 33, 50, 62)]
+"""Elements of q and k, whose products are exact. With the last, scores are finite, but not before they are scaled."""
+
+
+@pytest.mark.parametrize("mask", [{}, {"attn_mask": True, "additive": True}], ids=str)
+@pytest.mark.parametrize(("dtype", "product"), PRODUCTS)
+def test_huge_scores_are_weighed_as_pytorch_weighs_them(
+    dtype: str, product: str, mask: dict[str, object], tmp_path: Path
+) -> None:
+    """Equal keys weigh the same, whatever their scores; keys that differ are as right as in PyTorch."""
+    problem = workload(dtype, kv_len=129, **mask)
+    point = point_for(problem, product=product)
+    drawn, nothing = draw(problem), torch.zeros(65, 129, dtype=getattr(torch, dtype)).expand(2, 3, 65, 129)
+    q, k = (t for t in (drawn["q"], drawn["k"]) if t is not None)
+    with built(point, problem, tmp_path) as served:
+        for size in (5.5e4, *HUGE):
+            equal = {"q": torch.full_like(q, size), "k": torch.full_like(k, size * 0.8)}
+            signs = {"q": q.sign() * size, "k": k.sign() * size}
+            for own in (equal, {"q": q * 1e5, "k": k * 1e5} if size == 5.5e4 else signs):
+                inputs = {**drawn, **own, "attn_mask": nothing if mask else None}
+                found, wanted = served(inputs), by_math(inputs, problem)
+                assert bool((found.isfinite() | ~wanted.isfinite()).all()), size
+                exact = KERNEL.reference(in_float64(inputs), problem)["o"]
+                errors = [float((o.double() - exact).abs().max()) for o in (found, wanted)]
+                assert errors[0] <= 2 * errors[1] + 8 * torch.finfo(q.dtype).eps, (size, errors)
 
 
 @pytest.mark.parametrize(

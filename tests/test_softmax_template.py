@@ -108,6 +108,26 @@ def test_what_is_nearly_a_softmax_is_refused(
         assert compare(result, expected)[1] != "", name
 
 
+def with_a_rounded_maximum(x: torch.Tensor) -> torch.Tensor:
+    """As one multiply-add for each exponential has it: only the maximum is rounded after it was scaled."""
+    level = x.amax(dim=1, keepdim=True) * 1.44269504
+    weights = torch.exp2((x.double() * 1.44269504 - level.double()).float())
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
+def up_to_a_billion(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-1e9, 1e9).softmax(dim=1)
+
+
+@pytest.mark.parametrize("wrong", [with_a_rounded_maximum, up_to_a_billion])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_is_wrong_for_huge_numbers_is_refused(dtype: str, wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = draw(problem := workload(dtype, rows=67, cols=64, target="cuda"), "extreme")
+    (expected,) = expected_outputs(KERNEL, {"x": x}, problem)
+    assert compare(x.float().softmax(dim=1).to(x.dtype), expected)[1] == ""
+    assert compare(wrong(x.float()).to(x.dtype), expected)[1] != ""
+
+
 def draw(problem: Workload, data: str) -> torch.Tensor:
     x = KERNEL.inputs(problem, data, torch.Generator().manual_seed(5))["x"]
     assert x is not None

@@ -140,7 +140,7 @@ class Memory(Operands):
     def write(self, inputs: Tensors) -> None:
         for name, t in inputs.items():
             if t is not None and (own := self.inputs[name]) is not None:
-                once = tuple(slice(None if stride else 1) for stride in t.stride())  # of what a stride of 0 repeats
+                once = tuple(slice(None if stride else 1) for stride in own.stride())  # a stride of 0 repeats one element
                 own[once].copy_(t[once])
 
     def changes(self, image: Memory) -> list[torch.Tensor]:

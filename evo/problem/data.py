@@ -78,8 +78,8 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         x[3::5] = -float("inf")
     elif data == "repeated":  # in turn: a row of a few numbers, of these and Inf, of these and NaN, of zeros of both signs
         few = torch.tensor((-0.0, 0.0, 1.0, 2.0, -2.0, math.inf, -math.inf, math.nan), dtype=wide, device=device)
-        turn = torch.randint(0, 4, (), generator=generator, device=device)
-        kinds = torch.tensor((5, 7, 8, 2), device=device)[(torch.arange(rows, device=device) + turn) % 4].unsqueeze(1)
+        start = torch.randint(0, 4, (), generator=generator, device=device)
+        kinds = torch.tensor((5, 7, 8, 2), device=device)[(torch.arange(rows, device=device) + start) % 4].unsqueeze(1)
         x = few[(uniform(rows, cols) * kinds).long() % kinds]
     else:
         raise KernelError(f"no distribution is named {data!r}; a kernel with data of its own needs its own `inputs`")

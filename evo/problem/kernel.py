@@ -286,6 +286,9 @@ class Kernel:
     data: tuple[str, ...] = DATA
     """Distributions that `inputs` knows; the first is the one timings use. Left out as `inputs` is, "repeated", too, where
     an output is of integers, such as positions: few numbers many times."""
+    exact_data: tuple[str, ...] = ()
+    """Those of `data` for which roundings of the inputs would pose another problem, and whose sums are exact: no rounding on
+    the way explains an error there."""
     cases: Callable[[str, Workload], Sequence[Case]] = _derived
     """(target, workload): gate inputs for a binary compiled for `workload`. Left out: few and many elements of every free
     dimension, all data, each option off, a misaligned address."""

@@ -24,7 +24,7 @@ OPTIONS: dict[str, Value] = {
 }
 
 
-_MASK_AXES = ("bhqk", "bk", "qk", "bqk", "k", "hqk", "hk")
+_MASK_AXES = ("bhqk", "bk", "qk", "bqk", "k", "hqk", "hk", "bhk")
 
 
 def workload(
@@ -71,12 +71,12 @@ def cases(target: str, tuned: Workload) -> list[Case]:
         case("normal", (2, 2, 2, 65, 66), offset=1),
         case("normal", (1, 2, 2, 66, 65), offset=1, layout="packed", lse=True),
         case("normal", (3, 5, 5, 3, 3), layout="bshd"),
-        case("normal", (7, 5, 5, 1, 1)),
+        case("normal", (7, 5, 5, 3, 1)),
         case("normal", (1, 2, 2, 321, 577)),
         case("peaked", (1, 2, 2, 128, 257), lse=True),
         case("needle", (1, 2, 2, 257, 257), lse=True),
         case("needle", (2, 4, 2, 65, 129), layout="packed"),
-        case("needle", (2, 2, 2, 129, 64)),
+        case("huge_scores", (1, 6, 2, 129, 257), lse=True),
         case("uniform_keys", (1, 2, 2, 31, 129), lse=True),
         case("large_logits", (1, 2, 2, 64, 257), lse=True),
         case("large_logits", (1, 2, 2, 257, 128)),
@@ -91,10 +91,11 @@ def cases(target: str, tuned: Workload) -> list[Case]:
             case("sparse", (1, 2, 2, 321, 577), mask_axes="qk", lse=True),
             case("sparse", (2, 2, 2, 65, 257), mask_axes="bk", layout="packed"),
             case("sparse", (2, 3, 3, 63, 129), mask_axes="bqk", layout="bshd"),
-            case("sparse", (2, 4, 1, 66, 130), mask_axes="hqk", layout="packed"),
+            case("sparse", (2, 4, 1, 66, 130), mask_axes="bhqk", layout="packed"),
             case("sparse", (2, 4, 2, 66, 131), offset=1, mask_axes="hk"),
             case("sparse", (2, 2, 2, 67, 65), mask_axes="bhq", lse=True),
             case("sparse", (3, 4, 4, 33, 65), mask_axes="bh", lse=True),
+            case("sparse", (2, 3, 3, 34, 66), mask_axes="hq", layout="packed"),
             case("lone_key", (2, 2, 2, 321, 577), mask_axes="qk", lse=True),
             case("lone_key", (2, 4, 2, 65, 1025), mask_axes="bhk", lse=True),
             case("lone_key", (3, 5, 5, 129, 130), offset=1, mask_axes="bqk", layout="bshd"),

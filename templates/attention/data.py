@@ -19,6 +19,7 @@ DATA = (
     "needle",
     "uniform_keys",
     "large_logits",
+    "huge_scores",
     "tiny",
     "huge",
     "non_finite",
@@ -31,6 +32,9 @@ LAYOUTS = ("bhsd", "bshd", "packed")
 
 _STEEPEST = 120.0
 """The largest logit of large_logits: its exponential is no float32."""
+
+_HUGE = (1e4, 1e6, 1e10, 1e30)
+"""Scores of huge_scores, as far as the dtype's largest number allows."""
 
 _TILE = 64
 
@@ -78,7 +82,9 @@ def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
             seen = mask.gather(3, target[..., None])[..., 0] > (-torch.inf if mask.is_floating_point() else 0)
             target = torch.where(seen, target, 0)
         chosen = torch.repeat_interleave(k, heads // kv_heads, dim=1)
-        q = chosen.gather(2, target[..., None].expand(-1, -1, -1, head_dim)) * (16 * unit / math.sqrt(head_dim))
+        q = chosen.gather(2, target[..., None].expand(-1, -1, -1, head_dim))
+        q[:, :, 1::3] += chosen[:, :, :1]  # for every third query the first key stands out as much
+        q = q * (16 * unit / math.sqrt(head_dim))
     elif data == "uniform_keys":
         q, k = q * unit, k[:, :, :1].expand(-1, -1, kv_len, -1)
     elif data == "large_logits":  # growing along the keys for every other query, shrinking for the others
@@ -87,11 +93,14 @@ def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
         side = torch.where(torch.arange(q_len, device=device) % 2 == 0, 1.0, -1.0)[:, None]
         steepness = side * (0.25 + 0.75 * uniform(batch, heads, q_len, 1)) * _STEEPEST * unit / math.sqrt(head_dim)
         q = torch.repeat_interleave(direction, heads // kv_heads, dim=1) * steepness
+    elif data == "huge_scores":
+        q, k = _huge_scores(workload, generator)
     elif data == "tiny":  # equal logits but for rounding, and values whose products with weights are far smaller
         q, v = q * unit * 1e-3, v * (1e-3 if workload.dtype == "float16" else 1e-30)
     elif data == "huge":  # values whose weighted sum, not yet divided by the sum of weights, is just a float32
         q = q * unit
-        v = (2 * uniform(*v.shape) - 1) * (65000.0 if workload.dtype == "float16" else 1e38 / max(1, kv_len))
+        v = (0.5 + 0.5 * uniform(*v.shape)) * (60000.0 if workload.dtype == "float16" else 1e38 / max(1, kv_len))
+        v *= normal(batch, kv_heads, 1, head_dim).sign()  # results are as large, too
     elif data == "least":  # scores so near to each other that adding them to the lowest number loses nothing
         q = q * unit * 1e-4
     elif data == "non_finite":
@@ -103,13 +112,45 @@ def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
     return {**dict(zip("qkv", placed, strict=True)), "attn_mask": mask}
 
 
+def _huge_scores(workload: Workload, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k whose scores are huge and exact in every dtype, so that equal ones are equal however they are summed.
+
+    By turns a query has the largest score with a half of the keys, with the other half, with one key, with all, and the
+    lowest with all, in channels of its own for each of these. Elements have so few bits that sums of products are exact, and
+    so many that products with the scale are not.
+    """
+    import torch
+
+    device = generator.device
+    batch, heads, kv_heads, q_len, kv_len, head_dim = (size for _, size in workload.dims)
+    half, largest = head_dim // 2, torch.finfo(getattr(torch, workload.dtype)).max
+    in_half = workload.option("precision") == "half"
+    unit, few_bits = (3 * 2.0**2, 1.0) if in_half else (11 * 2.0**11, 13 / 8)
+    k = torch.zeros(batch, kv_heads, kv_len, head_dim, device=device)
+    side = torch.randint(0, 2, (batch, kv_heads, kv_len, 1), generator=generator, device=device)
+    k[..., :half] = unit * (2.0 * side - 1)
+    one = torch.randint(0, kv_len, (batch, kv_heads, 1, 1), generator=generator, device=device)
+    k[..., half::2].scatter_(2, one.expand(-1, -1, -1, head_dim - half - half // 2), unit)
+    k[..., half + 1 :: 2] = unit
+    most = 2.0**5 if in_half else largest / 2
+    query, steepness = torch.arange(q_len, device=device), torch.tensor(_HUGE, device=device, dtype=torch.float64)
+    wanted = steepness[query // 5 % len(_HUGE)] / (scale_of(workload) * unit * half)
+    level = few_bits * torch.exp2(wanted.log2().round()).clamp(max=2.0 ** math.floor(math.log2(most / few_bits))).float()
+    q = torch.zeros(batch, heads, q_len, head_dim, device=device)
+    halves, one_key, all_keys = slice(0, half), slice(half, None, 2), slice(half + 1, None, 2)
+    for turn, (channels, sign) in enumerate(((halves, 1), (halves, -1), (one_key, 1), (all_keys, 1), (all_keys, -1))):
+        q[:, :, turn::5, channels] = sign * level[turn::5, None]
+    return q, k
+
+
 def _mask(workload: Workload, data: str, generator: torch.Generator) -> torch.Tensor:
     """[batch, heads, q_len, kv_len], with a stride of 0 along the axes that it lacks.
 
     As models have them: a query sees no later key, and nobody sees the padding behind at least half of the keys. sparse:
-    any half of the keys at both ends, and no key for some queries; in sparse and lone_key, the layout tells of the mask's
-    memory, too. least: the lowest number of its dtype in place of -Inf, for all keys of some queries, and beside -Inf for
-    others. non_finite: all queries see the first key and none the last.
+    any half of the keys at both ends, and no key for some queries. In sparse and lone_key, the layout tells of the mask's
+    memory, too: with packed, only the strides of queries are even. huge_scores: only 0 and -Inf are added. least: the lowest
+    number of its dtype in place of -Inf, for all keys of some queries, and beside -Inf for others. non_finite: all queries
+    see the first key and none the last.
     """
     import torch
 
@@ -136,7 +177,7 @@ def _mask(workload: Workload, data: str, generator: torch.Generator) -> torch.Te
             seen &= key < torch.randint(-(-keys // 2), keys + 1, (batch, heads, 1, 1), generator=generator, device=device)
     mask = seen
     if workload.option("additive"):
-        added = 0.5 * torch.randn(sizes, generator=generator, device=device)
+        added = 0.5 * torch.randn(sizes, generator=generator, device=device) * (data != "huge_scores")
         if data == "least":
             mask = torch.where(seen & (query % 4 % 3 == 0), added, torch.finfo(dtype).min)
             mask = mask.masked_fill(~seen & (query % 4 == 2), -torch.inf).to(dtype)
@@ -145,7 +186,10 @@ def _mask(workload: Workload, data: str, generator: torch.Generator) -> torch.Te
     if data in ("sparse", "lone_key") and layout == "bshd":  # queries side by side
         mask = mask.mT.contiguous().mT
     elif data in ("sparse", "lone_key") and layout == "packed":  # a part of a longer one
-        mask = torch.nn.functional.pad(mask, (0, 3))[..., :keys]
+        row = keys + 3 + (keys + 3) % 2
+        head = queries * row + 1
+        longer = mask.new_zeros(batch * (heads * head + 1))
+        mask = longer.as_strided(sizes, (heads * head + 1, head, row, 1)).copy_(mask)
     return mask.expand(whole)
 
 

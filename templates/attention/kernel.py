@@ -52,6 +52,10 @@ _PAIRS_AT_ONCE = 1 << 24
 
 _MAX_LENGTH = 1 << 20
 
+_MOST_FUSED = 1e7
+"""Product of the largest elements of q and k beyond which FlashAttention's weights are off: a maximum times the scale is
+rounded before it is subtracted."""
+
 _HALF = Tolerance(atol=2**-7, rtol=2**-7, torch_factor=12, keeps=("overflow",))
 """Of sums in float16. At most 128 weighted values in one, 8 at a time: 16 roundings of 2^-11. A score has head_dim / 8, and
 PyTorch's, rounded to float16, has one: they add up as their root, which is 6 at most, and may be twice that."""
@@ -140,7 +144,8 @@ def _same_dtype(inputs: Tensors, problem: Workload) -> torch.Tensor:
     import torch
 
     half, math_is_half = problem.option("precision") == "half", torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
-    backends = ("MATH",) if half else ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+    huge = inputs["q"].numel() and float(inputs["q"].abs().max()) * float(inputs["k"].abs().max()) > _MOST_FUSED
+    backends = ("MATH",) if half or huge else ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
     math_is_half(half)  # scores and weights are then rounded to it
     try:
         found, mask = _forced(*backends)(inputs, problem), inputs["attn_mask"]
@@ -302,6 +307,7 @@ KERNEL = Kernel(
     same_dtype=_same_dtype,
     inputs=draw,
     data=DATA,
+    exact_data=("huge_scores",),
     cases=cases,
     neighbours=neighbours,
     cost=_cost,

@@ -23,8 +23,13 @@ def inputs(workload, data, generator):
     if data == "masked":  # no element, all of them, or any share of a row is -Inf
         share = torch.linspace(0, 1.25, rows, device=x.device)[:, None]
         x[torch.rand(x.shape, generator=generator, device=x.device) < share] = float("-inf")
-    elif data == "extreme":  # of the dtype: products and differences overflow
-        x = (x / x.abs().amax(dim=1, keepdim=True)) * torch.finfo(dtype).max
+    elif data == "extreme":  # of the dtype: products and differences overflow; any, all equal, two equal signs, one above 0
+        x = x / x.abs().amax(dim=1, keepdim=True)
+        x[1::4] = x[1::4, :1].sign()
+        x[2::4] = x[2::4].sign()
+        x[3::4, 1:] = 0
+        power = 1 - torch.arange(rows, device=x.device) // 4 % 4 / 4
+        x = x * torch.finfo(dtype).max ** power[:, None]
     return {"x": x.to(dtype)}
 
 

@@ -38,6 +38,12 @@ CHEATS = (
     Cheat(name="no_maximum", reason=""),
     Cheat(name="weights_of_16_bits", reason=""),
     Cheat(name="nan_is_zero", reason="NaN or Inf of the reference are lost", case="non_finite"),
+    Cheat(name="rounds_the_maximum", reason="", case="huge_scores"),
+    Cheat(name="rounds_the_maximum_where_halves_merge", reason="", case="huge_scores"),
+    Cheat(name="scores_up_to_a_billion", reason="", case="huge_scores"),
+    Cheat(name="clamps_results_at_10000", case="huge"),
+    Cheat(name="groups_of_powers_of_two", case="1x6x2"),
+    Cheat(name="a_lone_key_is_for_the_first_query", case="3x1"),
     Cheat(name="adds_the_mask", reason=_UNWRITTEN, case="non_finite"),
     # Is right for tensors of fewer than 2^31, or 2^32, elements.
     Cheat(name="int_for_queries", stage="far", reason="", case="far=q_"),
