@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem import derived
+from evo.problem.data import KINDS_OF_NON_FINITE
 from evo.problem.kernel import Case, Dimension, Kernel, Tensors, Workload
 from evo.problem.repair import quotients, repaired, sizes_of, tied_sizes
 
@@ -339,8 +340,8 @@ _MANY = 512
 """Rows of a case of many."""
 _OUTLIER = 32
 """So many times the median size of a tensor's numbers, or of those of the kernel's first distribution."""
-_FEW = 16
-"""Size of free dimensions, at most, where a distribution is judged by what it draws."""
+_FEW = 6 * KINDS_OF_NON_FINITE
+"""Size of free dimensions, at most, where a distribution is judged by what it draws; a few more, as `draw` goes by them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,32 +388,32 @@ def _kinds_of_all(kernel: Kernel, target: str, workload: Workload, cases: Sequen
     rows = [d.name for d in free[:-1] or free]
     for case in cases:
         dims = quotients(tied, dict(case.workload.dims))
-        kinds, number = {*of_data[case.data]}, math.prod(dims[n] for n in rows)
+        kinds, number = {*of_data.get(case, ())}, math.prod(dims[n] for n in rows)
         kinds |= {kind for kind, so in (("one row", number == 1), ("many rows", number >= _MANY)) if so and rows}
         kinds |= {"no power of two"} if any(dims[d.name] & (dims[d.name] - 1) for d in free) else set()
         kinds |= {"misaligned"} if case.offset else set()
         yield kinds | {f"{n}={str(on).lower()}" for n, on in case.workload.options if isinstance(on, bool)}
 
 
-def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[str, set[str]]:
-    """By distribution, what is among the inputs that are drawn from it."""
+def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[Case, set[str]]:
+    """What is among the inputs that are drawn for a case, as far as one of few elements shows it."""
     import torch
 
-    found: dict[str, set[str]] = {}
-    judged: dict[str, Case] = {}
+    found: dict[Case, set[str]] = {}
+    judged: dict[Case, Case] = {}
     fixed = kernel.compile_time_dims[target]
     tied = tied_sizes(kernel, fixed)
-    some = [(math.prod(dict(c.workload.dims).values()), c) for c in cases]
-    for case in (c for elements, c in sorted(some, key=lambda one: one[0]) if elements):
-        dims = {n: size if n in fixed else min(size, _FEW) for n, size in quotients(tied, dict(case.workload.dims)).items()}
-        made = repaired(kernel, _with(case.workload, sizes_of(tied, dims)), pinned=fixed)
-        judged[case.data] = replace(case, workload=made or case.workload, offset=0)
+    for case in (c for c in cases if all(size for _, size in c.workload.dims)):
+        dims = quotients(tied, dict(case.workload.dims))
+        few = {n: size if n in fixed else min(size, _FEW + size % KINDS_OF_NON_FINITE) for n, size in dims.items()}
+        made = repaired(kernel, _with(case.workload, sizes_of(tied, few)), pinned=fixed)
+        judged[case] = Case("", made or case.workload, case.data)
     threads, usual = torch.get_num_threads(), math.inf
     torch.set_num_threads(1)  # of so little, several that wait for each other take longer
     try:
-        for data in (d for d in kernel.data if d in judged):  # the plainest first
-            kinds = found[data] = set[str]()
-            drawn = draw_inputs(kernel, judged[data], torch.Generator().manual_seed(0))
+        for one in sorted({*judged.values()}, key=lambda c: (kernel.data.index(c.data), c.workload.key)):  # plainest first
+            kinds = found[one] = set[str]()
+            drawn = draw_inputs(kernel, one, torch.Generator().manual_seed(0))
             for t in (t.double() for t in drawn.values() if t is not None and t.is_floating_point() and t.numel()):
                 sizes = t[t.isfinite()].abs()
                 kinds |= {"nan"} if bool(t.isnan().any()) else set()
@@ -425,4 +426,4 @@ def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[s
         pass
     finally:
         torch.set_num_threads(threads)
-    return {data: found.get(data, set()) for data in {case.data for case in cases}}
+    return {case: found.get(one, set()) for case, one in judged.items()}

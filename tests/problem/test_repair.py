@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from evo.errors import KernelError
-from evo.measure.cases import count_kinds, random_cases, required_cases, simpler
-from evo.problem.kernel import Case, Cost, Kernel, Workload, load_kernel
+from evo.measure.cases import count_kinds, draw_inputs, random_cases, required_cases, simpler
+from evo.problem.kernel import Argument, Case, Cost, Dimension, Kernel, Workload, load_kernel
 from evo.problem.repair import is_legal, repaired
 from evo.search.check import cost_faults
 from tests.adversaries.trial import FOLDER
@@ -93,3 +94,29 @@ def test_a_cost_that_cannot_be_is_told(cost: Cost, said: str) -> None:
     (fault,) = cost_faults(replace(FLAT, cost=lambda workload: cost), [OWN])
     assert said in fault
     assert not cost_faults(FLAT, [OWN])
+
+
+def _one_axis(out: str) -> Kernel:
+    tensors = (Argument(name="x", kind="input", shape=("n",)), Argument(name="y", kind="output", shape=(out,)))
+    return replace(
+        FLAT,
+        dimensions=(Dimension(name="n", low=1, high=2**31 - 1), Dimension(name="one", low=1, high=1)),
+        arguments=tensors,
+        compile_time_dims={"cpu": ("one",), "cuda": ("one",)},
+        workloads={"cpu": ("n=100003,one=1,dtype=float32",), "cuda": ("n=4194304,one=1,dtype=float32",)},
+        validate=lambda w: "",
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("out", "alone"), [("n", False), ("one", True)], ids=["elementwise", "sum"])
+def test_a_kernel_of_one_axis_meets_nan_and_both_infinities(out: str, alone: bool, seed: int) -> None:
+    kernel = _one_axis(out)
+    own = kernel.example("cpu")
+    assert not count_kinds(kernel, "cpu", own).missing
+    met = list[tuple[bool, bool, bool]]()
+    for case in (c for c in kernel.cases("cpu", own) if c.data == "non_finite"):
+        x = draw_inputs(kernel, case, torch.Generator().manual_seed(seed))["x"]
+        assert x is not None
+        met.append((bool(x.isnan().any()), bool(x.isposinf().any()), bool(x.isneginf().any())))
+    assert {*met} == ({(True, False, False), (False, True, False), (False, False, True)} if alone else {(True, True, True)})
