@@ -79,8 +79,8 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         row, column = end_or_spot()
         first = cols % KINDS_OF_NON_FINITE if rows < KINDS_OF_NON_FINITE else 0
         for turn, value in enumerate((float("nan"), float("inf"), -float("inf"))):
-            start = (turn - first) % KINDS_OF_NON_FINITE
-            x[row[start::5], column[start::5]] = value
+            from_row = (turn - first) % KINDS_OF_NON_FINITE
+            x[row[from_row::5], column[from_row::5]] = value
         x[3::5] = -float("inf")
     elif data == "repeated":  # in turn: a row of a few numbers, of these and Inf, of these and NaN, of zeros of both signs
         few = torch.tensor((-0.0, 0.0, 1.0, 2.0, -2.0, math.inf, -math.inf, math.nan), dtype=wide, device=device)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _FOLD, _KINDS = 61, 5
 """Columns of a tensor of one axis that has none; fewer where it has not so many rows of them as `draw` has kinds of rows."""
-_MANY = 9 << 20
-"""Elements of the tensors of a case of many."""
+_MANY, _ROWS = 9 << 20, 600
+"""Elements of the tensors of a case of many, and its least rows however small the workload is."""
 
 
 def inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Generator) -> Tensors:
@@ -100,10 +100,10 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
         large = [a for a in kernel.arguments if a.kind == "input" and {*a.shape} >= {*free}]
         over_all = not any({*a.shape} & {*free} for a in kernel.outputs(workload))
         if over_all or (large and max(_folded(kernel, a, usual)[0] for a in large) < KINDS_OF_NON_FINITE):
-            others = dict.fromkeys(free[:-1], 1) if over_all else {}
+            ones = dict.fromkeys(free[:-1], 1) if over_all else {}
             for size in range(few[free[-1]], few[free[-1]] + KINDS_OF_NON_FINITE):  # see `draw`
                 for n in (size, size - KINDS_OF_NON_FINITE):
-                    if add("non_finite", {**others, free[-1]: n}):
+                    if add("non_finite", {**ones, free[-1]: n}):
                         break
     for name in free:
         for size in (0, 1, 3, 17, 64, 127, 769, 1025) if name != free[0] else (0, 1):
@@ -122,7 +122,7 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     if free:  # more than a persistent grid takes at once, and no whole number of its steps
         name, elements = free[0], max(math.prod(_shape(a, workload)) for a in kernel.arguments if a.kind != "scalar")
         many = max(1, own[name] * _MANY // max(1, elements))
-        add(first, {name: (many if target == "cuda" else min(own[name], many)) | 1})
+        add(first, {name: (many if target == "cuda" else min(max(own[name], _ROWS), many)) | 1})
     return tuple(found.values())
 
 
