@@ -9,7 +9,7 @@ that was there is there still, unchanged and once. From then on the memory of th
 At last: a fresh sampler that is told the recorded measurements in order proposes exactly what was recorded, which is what
 an unbroken search would have done, and `evo resume` goes on. A clock that jumps is not among it.
 
-    python benchmarks/night.py --faults [--times 50] [--at-once 2] [--kinds "database deleted,..."] [--seed 0]
+    python benchmarks/night.py --faults [--times 50] [--at-once 3] [--kinds "database deleted,..."] [--seed 0]
 
 Each kind of fault, so many times, at random moments of searches of a small kernel on the CPU, several of which run at once.
 A search that a fault ends is resumed. Exits with 1 if a row was lost or doubled, a candidate blamed for what came from
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--db", type=Path)
     parser.add_argument("--faults", action="store_true", help="each kind of fault, --times times")
     parser.add_argument("--times", type=int, default=50)
-    parser.add_argument("--at-once", type=int, default=2, help="searches that run at once")
+    parser.add_argument("--at-once", type=int, default=3, help="searches that run at once")
     parser.add_argument("--kinds", default="", help="of faults, separated by commas; all if left out")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGHUP):  # a search leaves alone what nohup or a shell has it ignore

@@ -122,7 +122,7 @@ class Device:
     def open(self) -> None:
         """Has a process started, if that is possible: then it is there when it is needed."""
         if self._worker is None:
-            with suppress(CancelledError, DeviceError, OSError):
+            with suppress(Exception):  # the first job has another one started, or says why there is none
                 self._worker = self._start()
                 self._worker.post(open_device, answered=False)
 

@@ -64,6 +64,9 @@ known_workers: set[int] = set()
 _ROUNDS = 50
 _PAUSE_S = 0.01
 
+_SERVER_PAUSES_S = (0.05, 0.2, 1.0, 2.0)
+"""After each server that ended before it had started a worker."""
+
 _FILE_BYTES = 1 << 30
 """The largest file that a compiler may write, or a candidate on the CPU."""
 
@@ -125,6 +128,10 @@ def _become_server() -> None:
     server, command = os.getpid(), os.getppid()
     name_process("evo-server")
     write_output_to(Path(os.devnull))
+    # The user's folder may be removed meanwhile, and some libraries cannot be loaded in a folder that is gone.
+    with suppress(FileNotFoundError):
+        sys.path[:] = [str(Path(entry).absolute()) for entry in sys.path]
+    os.chdir("/")
     # A baseline that PyTorch compiles is compiled in its own process: others would be taken for a candidate's.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     _leave_main_out()
@@ -140,9 +147,26 @@ def _become_server() -> None:
     atexit.register(end)
 
 
+def start_worker(process: Callable[[], Any]) -> Any:
+    """Starts the process that `process` makes, under `STARTING`. The server may end at any moment, killed by somebody or a
+    system that is out of memory: then another one is started, and asked. Raises DeviceError where several end."""
+    for pause_s in _SERVER_PAUSES_S:
+        start_server()
+        started = process()
+        try:
+            started.start()
+            return started
+        except (EOFError, ConnectionError):
+            time.sleep(pause_s)  # until its end shows, so that `start_server` sees it
+    raise DeviceError(
+        f"the process that workers are started from ended {len(_SERVER_PAUSES_S)} times in a row: see whether memory runs"
+        " out, or something ends processes called evo-server"
+    )
+
+
 def _leave_main_out() -> None:
     """Workers need nothing of the program that searches, and must not run it again: it may be a script without a guard. They
-    work in its current folder, unless that has been removed."""
+    work in its current folder, or in the server's where that has been removed."""
     prepare: Any = spawn.prepare
 
     def prepare_without(data: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ from evo.executors._processes import (
     leave_server,
     mark_scratch,
     reap_child,
-    start_server,
+    start_worker,
     write_output_to,
 )
 from evo.targets import classify
@@ -122,14 +122,14 @@ class Worker:
         self._started = False
         self._outgoing, self._received = bytearray(), bytearray()
         with STARTING:
-            start_server()
-            self._process = WORKERS.Process(
-                target=_serve,
-                args=(theirs, self._output, prepare, arguments, candidates),
-                name=WORKER,
-                daemon=True,
+            self._process = start_worker(
+                lambda: WORKERS.Process(
+                    target=_serve,
+                    args=(theirs, self._output, prepare, arguments, candidates),
+                    name=WORKER,
+                    daemon=True,
+                )
             )
-            self._process.start()
             assert self._process.pid is not None
             self.pid = self._process.pid
             known_workers.add(self.pid)

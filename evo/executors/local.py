@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evo.errors import CompileError, DeviceError, TemplateError
+from evo.errors import CompileError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import AdaptiveTimeout, Device, Job, deliver, prepare_device
@@ -244,7 +244,7 @@ class LocalExecutor:
     # -- the builders' threads ----------------------------------------------------------------------------------------
 
     def _serve_builds(self, place: int) -> None:
-        with suppress(CancelledError, DeviceError, OSError):  # the first build has another one started
+        with suppress(Exception):  # the first build has another one started, or says why there is none
             self._builder(place)
         while (begun := self._begin_build(place)) is not None:
             request, future = begun

@@ -581,6 +581,7 @@ from evo.executors.local import LocalExecutor
 from tests.toy_kernel import build_request, measure_request
 place = Path(sys.argv[1])
 opened = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=place / "cache"))
+psutil.Process(forkserver._forkserver._forkserver_pid).kill()  # while it still imports, and the first worker waits for it
 os.rmdir(place / "here")
 build = opened.build(build_request(place / "toy")).result()
 print(build.status)
