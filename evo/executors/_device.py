@@ -51,6 +51,9 @@ _JUDGED = frozenset({"gate", "timing", "race"})
 _NAMED_FAULTS = frozenset({Status.ILLEGAL_ADDRESS, Status.MISALIGNED_ADDRESS, Status.TRAP})
 
 
+_SHARED_FACTOR = 10.0
+"""Where cores are shared, a second attempt may take so many times as long: load alone must not refuse a candidate."""
+
 _FACTOR = 20.0
 """A candidate that takes this many times the median of those that passed is not worth waiting for."""
 
@@ -283,7 +286,10 @@ class Device:
         if isinstance(request, RaceRequest):
             runs = len(request.contenders) + len(request.baselines) + 1
             return limits_s | {"race": self._config.measure_timeout_s * runs}
-        return limits_s | {stage: self._timeout(request, stage).limit_s() for stage in ("gate", "timing")}
+        ceiling_s = self._config.measure_timeout_s
+        factor = _SHARED_FACTOR if self._host_code and job.attempts else 1.0
+        own = {stage: self._timeout(request, stage).limit_s() for stage in ("gate", "timing")}
+        return limits_s | {stage: min(ceiling_s, factor * limit_s) for stage, limit_s in own.items()}
 
     def _timeout(self, request: Request, stage: str) -> AdaptiveTimeout:
         """For the gate or for the timing: a race waits for a quiet machine, up to its own limit."""

@@ -1,6 +1,8 @@
 """The time that no kernel can beat."""
 
 import math
+import os
+import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
@@ -21,6 +23,9 @@ _CACHE_SHARE = 4
 _TRIES = 2
 _PRODUCT_SIZE = {"cuda": 4096, "cpu": 1024}
 """Rows and columns of the matrices whose product gives the rate of arithmetic."""
+_PIECE, _PIECE_PRODUCT_SIZE = 1 << 20, 256
+"""Elements of 4 bytes, rows and columns: what one core of a CPU does in about a millisecond."""
+_PRODUCTS_S = 0.05
 
 
 class Roofline:
@@ -29,7 +34,8 @@ class Roofline:
     A kernel that seems faster did not do the work, or was not timed while it did (the roofline of Williams, Waterman and
     Patterson, 2009, as a test). Both rates are measured on the device itself, by operations of PyTorch that do nothing else;
     the best of several tries counts. They are measured again whenever they would refuse a time: a probe that something
-    disturbed must not be held against a candidate.
+    disturbed must not be held against a candidate. On a CPU they are then taken from pieces of work that one core does
+    within a scheduler's quantum, times the number of cores, for other programs do not slow the fastest of these down.
     """
 
     def __init__(self, session: Session) -> None:
@@ -41,7 +47,8 @@ class Roofline:
         """Why a time is impossible; empty if it is not."""
         for doubts in range(_DOUBTS + 1):
             if doubts:
-                self._rates = tuple(map(max, self._rates, _rates(self._session)))
+                rates = _rates_of_cores() if self._session.device.type == "cpu" else _rates(self._session)
+                self._rates = tuple(map(max, self._rates, rates))
             memory, cache, arithmetic = self._rates
             bound_us = 1e6 * max(cost.bytes / (cache if in_cache else memory), cost.flops / (cost.rate * arithmetic))
             least_us = _MARGIN[self._session.device.type] * bound_us
@@ -64,6 +71,35 @@ def _rates(session: Session) -> tuple[float, float, float]:
     own_caches = session.device.type == "cpu"
     cache = math.inf if own_caches else _bandwidth(session, max(cache_bytes // _CACHE_SHARE, 1 << 16), repeats=20)
     return memory, max(memory, cache), _arithmetic(session)
+
+
+def _rates_of_cores() -> tuple[float, float, float]:
+    """The rates of a CPU if each core reached the best that one does alone in about a millisecond."""
+    threads = torch.get_num_threads()
+    cores = os.cpu_count() or threads
+    torch.set_num_threads(1)  # two threads wait for each other, and for other programs, at the end of each operation
+    try:
+        source = torch.ones(_LEAST_MEMORY_BYTES // 8, dtype=torch.float32)
+        target = torch.zeros_like(source)
+        pairs = list(zip(source.split(_PIECE), target.split(_PIECE), strict=True))
+        size = 4 * _PIECE
+        copied = 2 * size / min(_seconds(partial(b.copy_, a)) for a, b in pairs)
+        read = size / min(_seconds(a.sum) for a, _ in pairs)
+        filled = size / min(_seconds(partial(b.fill_, 1.0)) for _, b in pairs)
+        n, products = _PIECE_PRODUCT_SIZE, list[float]()
+        for dtype in (torch.float32, torch.bfloat16):
+            a, ends_s = torch.randn(n, n).to(dtype), time.perf_counter() + _PRODUCTS_S
+            while time.perf_counter() < ends_s:  # some of a dtype whose arithmetic is emulated are enough
+                products.append(_seconds(partial(torch.mm, a, a)))
+    finally:
+        torch.set_num_threads(threads)
+    return cores * max(copied, read, filled), math.inf, cores * 2.0 * n**3 / min(products)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def _bandwidth(session: Session, footprint_bytes: int, repeats: int) -> float:

@@ -54,6 +54,8 @@ _WINNERS_MULTIPLE = 3
 """So many times the random cases of a finalist are the winner's, on top."""
 _PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
 """How long finals wait for a quiet machine, all together: as a share of the search's time, and its limits."""
+_SHORT_PATIENCE = 2.0
+"""So many times the search's time is waited at most where that is less than the least."""
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -306,7 +308,8 @@ def hold_all_finals(
     executor.renew_device()
     workloads = len(run.spec.workloads)
     race_s = search.elapsed_s / (_FINAL_RACES * workloads)
-    patience_s = min(max(_PATIENCE * search.elapsed_s, _LEAST_PATIENCE_S), _MOST_PATIENCE_S) / workloads
+    least_s = min(_LEAST_PATIENCE_S, _SHORT_PATIENCE * search.elapsed_s)
+    patience_s = min(max(_PATIENCE * search.elapsed_s, least_s), _MOST_PATIENCE_S) / workloads
     tasks = [
         replace(
             task,
