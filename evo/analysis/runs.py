@@ -380,14 +380,14 @@ def _best(row: Any, refused: int | None, floor: float | None) -> Best:
     won, disturbed = row.winner_id == row.key, is_disturbed(row.clocks)
     # The finals of a run that is not finished are to come, or to go on.
     held = refused is not None and row.status == RunStatus.FINISHED.value
-    confirmed = not_confirmed(row.options, row.workload) or "confirmed"
+    verdict = not_confirmed(row.options, row.workload) or (BUSY if disturbed else "confirmed")
     return record_of(
         Best,
         row,
         winner=won,
         ratio=row.score if row.ratio is None else row.ratio,
         disturbed=disturbed,
-        finals=BUSY if won and disturbed else confirmed if won else UNCONFIRMED if held else "not held",
+        finals=verdict if won else UNCONFIRMED if held else "not held",
         refused_finalists=refused or 0,
         noise_floor=floor,
     )

@@ -453,6 +453,8 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *,
     again = held.confirmed
     if held.winner is None or (again is None and not held.disturbed):
         return
+    if held.not_confirmed:
+        console.say(f"{held.not_confirmed}; {short(held.winner)} may be wrong there", "bold red")
     if again is None:
         console.say(
             f"too busy to measure: {short(held.winner)} passed the finals, but other programs disturbed its race: no"
@@ -460,8 +462,6 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *,
             "bold yellow",
         )
         return
-    if held.not_confirmed:
-        console.say(f"{held.not_confirmed}; {short(held.winner)} may be wrong there", "bold red")
     console.say(
         f"{'' if held.not_confirmed else 'confirmed: '}{short(held.winner)} ran once more, alone with the baselines, in a"
         f" fresh process and on other data: {figure(again.median_us)} us, {speedup(again.ratio, held.noise_floor)}"

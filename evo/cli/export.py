@@ -127,14 +127,14 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
     if record.refusal:
         return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
     winner = run.tasks[record.task].winner
+    if record.winner and (why := not_confirmed(run.options, record.workload)):
+        return f"{name}: {why}; its results may be wrong there"
     last = max((t.round for t in record.timings), default=0)
     if record.winner and any(t.disturbed for t in record.timings if t.round == last and t.protocol != "hot"):
         return (
             f"{name}: the machine was too busy to measure it, so that a short race decides wherever it is to serve; to time"
             f" it first, on a quiet machine: {command_line(db, 'resume', record.run)}"
         )
-    if record.winner and (why := not_confirmed(run.options, record.workload)):
-        return f"{name}: {why}; its results may be wrong there"
     if record.winner or (winner is not None and record.finals):
         return ""
     beside = f"; the winner of its workload is {short(winner)}" if winner is not None else ""
