@@ -29,6 +29,9 @@ constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
 constexpr float MARGIN = 0.f;
+// A weight, 2^(s * slope - top * slope), is off by as much as top * slope is rounded: 2^-6 at most up to this, about what the
+// roundings of a score do there. It is rounded up: beyond, weights become too small, and none is infinite.
+constexpr float MOST_ROUNDED = 262144.f;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 #define NONE __int_as_float(0xff800000)   // minus infinity: the score of a key that is not seen
 
@@ -168,7 +171,7 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float base = fmaf(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
+            const float base = __fmaf_ru(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
             #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float& x = s[m][2 * n + e / 2][2 * h + e % 2];
@@ -239,6 +242,30 @@ __device__ __forceinline__ i64 offset_of(int row, i64 head, i64 seq) { return he
 
 // heads / kv_heads, exactly: before it is truncated, the quotient is 0.5 / kv_heads off the integers.
 __device__ __forceinline__ int group_of(int heads, int kv_heads) { return __fdividef(heads + 0.5f, kv_heads); }
+// The channels [from, to) of a row, by a warp, a lane for every 32nd channel. Weights are of differences of scores, which is exact
+// for any. lse: where it is written; null: nowhere.
+__device__ __noinline__ void attend_row(
+    const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* mask, unsigned short* o, float* lse, int seen,
+    i64 k_seq, i64 v_seq, i64 mask_key, float slope, int from, int to) {
+    const int lane = threadIdx.x % 32;
+    float own[D / 32], acc[D / 32], top = NONE, sum = 0.f;
+    for (int d = 0; d < D / 32; ++d) own[d] = T::widen(q[d * 32 + lane]), acc[d] = 0.f;
+    for (int key = 0; key < seen; ++key) {
+        const unsigned element = load_element_if(true, mask + key * mask_key * MASK_BYTES);
+        if (element == UNSEEN) continue;
+        float s = 0.f;
+        for (int d = 0; d < D / 32; ++d) s = fmaf(own[d], T::widen(k[key * k_seq + d * 32 + lane]), s);
+        for (int across = 16; across; across /= 2) s += __shfl_xor_sync(~0u, s, across);
+        const float next = fmaxf(top, s), base = next == NONE ? 0.f : next;
+        const float factor = exp2_fast((top - base) * slope), weight = exp2_fast((s - base) * slope);
+        sum = sum * factor + weight;
+        for (int d = 0; d < D / 32; ++d) acc[d] = fmaf(weight, T::widen(v[key * v_seq + d * 32 + lane]), acc[d] * factor);
+        top = next;
+    }
+    for (int d = 0; d < D / 32; ++d)
+        if (d * 32 + lane >= from && d * 32 + lane < to)
+            o[d * 32 + lane] = (unsigned short)T::pack(sum == 0.f ? 0.f : acc[d] / sum, 0.f);
+}
 extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
@@ -405,13 +432,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         advance(even, odd, step);
         if (step + 1 < steps) advance(odd, even, step + 1);
     }
-
     float sum[TILES][2];
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             sum[m][h] = running.sum[m][2 * h];
+            if (running.top[m][h] != NONE && fabsf(running.top[m][h]) * slope > MOST_ROUNDED) sum[m][h] = __int_as_float(0x7fffffff);   // NaN: its row is computed again
         }
     wait_copies<0>();   // none may land in what follows
 
@@ -542,14 +569,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
 
     // Rows that see no key are zero, not 0 / 0.
     float inverse[TILES][2];
+    bool repeat = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = running.top[m][h] == NONE && sum[m][h] == sum[m][h];   // NaN is no maximum, but the sum then is NaN
+            repeat |= sum[m][h] != sum[m][h];
             inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
+    repeat = __any_sync(~0u, repeat);
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
@@ -571,6 +601,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
                     *(unsigned*)(o_rows + offset_of(row, o_head, o_seq) * 2 + (warp_n * HELD + place.part * SHARE + i) * 16 + lane % 4 * 4) = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
             }
         }
+
+    // Sums that are NaN are of NaN, or of huge scores, whose rows are computed once more: as much of them as was written here.
+    if (repeat) {
+        __syncwarp();
+        #pragma unroll 1
+        for (int row = own_row; row < own_row + ROWS; ++row)
+            if (row < rows_end && head_of(row) < place.heads) {
+                attend_row((const unsigned short*)q + place.batch * q_batch + place.head * q_head + offset_of(row, q_head, q_seq),
+                           (const unsigned short*)k + place.batch * k_batch + kv_head * k_head, (const unsigned short*)v + place.batch * v_batch + kv_head * v_head,
+                           attn_mask + (place.batch * mask_batch + place.head * mask_head + offset_of(row, mask_head, mask_query)) * MASK_BYTES,
+                           (unsigned short*)o + place.batch * o_batch + place.head * o_head + offset_of(row, o_head, o_seq),
+                           nullptr,
+                           CAUSAL ? min((int)kv_len, query_of(row) + shift + 1) : (int)kv_len, k_seq, v_seq, mask_key, slope, (place.part * SHARE < HELD ? (warp_n * HELD + place.part * SHARE) * 8 : D), (place.part * SHARE < HELD ? (warp_n * HELD + place.part * SHARE) * 8 : D) + SHARE * 8);
+            }
+    }
     __syncthreads();   // nobody reads the tiles any more
     }
 }
@@ -578,39 +623,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it. The blocks of what would
 // be a cluster take rows in turn.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
-    const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* attn_mask, unsigned short* o, float* lse,
+    const char* q, const char* k, const char* v, const char* attn_mask, char* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     const int group = group_of(heads, kv_heads);
     for (int first = 0; first < group; first += PACK) {   // once, where a tile has rows for the whole group
     const Place place(group, first);
-    const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
+    const int shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const int kv_head = place.kv_head;
-    const unsigned short* const keys = k + place.batch * k_batch + kv_head * k_head;
-    const unsigned short* const values = v + place.batch * v_batch + kv_head * v_head;
     for (int row = place.row + place.part * WARPS + threadIdx.x / 32; row < place.row + BM && row < q_len * PACK; row += SPLIT * WARPS) {
         if (head_of(row) >= place.heads) continue;
-        const int seen = CAUSAL ? min((int)kv_len, query_of(row) + shift + 1) : (int)kv_len;
-        const unsigned short* q_row = q + place.batch * q_batch + place.head * q_head + offset_of(row, q_head, q_seq);
-        const char* mask_row = attn_mask + (place.batch * mask_batch + place.head * mask_head + offset_of(row, mask_head, mask_query)) * MASK_BYTES;
-        float own[D / 32], acc[D / 32], top = NONE, sum = 0.f;
-        for (int d = 0; d < D / 32; ++d) own[d] = T::widen(q_row[d * 32 + lane]), acc[d] = 0.f;
-        for (int key = 0; key < seen; ++key) {
-            const unsigned mask = load_element_if(true, mask_row + key * mask_key * MASK_BYTES);
-            if (mask == UNSEEN) continue;
-            float s = 0.f;
-            for (int d = 0; d < D / 32; ++d) s = fmaf(own[d], T::widen(keys[key * k_seq + d * 32 + lane]), s);
-            for (int across = 16; across; across /= 2) s += __shfl_xor_sync(~0u, s, across);
-            const float next = fmaxf(top, s), base = next == NONE ? 0.f : next;
-            const float factor = exp2_fast((top - base) * slope), weight = exp2_fast((s - base) * slope);
-            sum = sum * factor + weight;
-            for (int d = 0; d < D / 32; ++d) acc[d] = fmaf(weight, T::widen(values[key * v_seq + d * 32 + lane]), acc[d] * factor);
-            top = next;
-        }
-        unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + offset_of(row, o_head, o_seq);
-        for (int d = 0; d < D / 32; ++d) o_row[d * 32 + lane] = (unsigned short)T::pack(sum == 0.f ? 0.f : acc[d] / sum, 0.f);
+        attend_row((const unsigned short*)q + place.batch * q_batch + place.head * q_head + offset_of(row, q_head, q_seq),
+                   (const unsigned short*)k + place.batch * k_batch + kv_head * k_head, (const unsigned short*)v + place.batch * v_batch + kv_head * v_head,
+                   attn_mask + (place.batch * mask_batch + place.head * mask_head + offset_of(row, mask_head, mask_query)) * MASK_BYTES,
+                   (unsigned short*)o + place.batch * o_batch + place.head * o_head + offset_of(row, o_head, o_seq),
+                   nullptr,
+                   CAUSAL ? min((int)kv_len, query_of(row) + shift + 1) : (int)kv_len, k_seq, v_seq, mask_key, slope, 0, D);
     }
     }
 }

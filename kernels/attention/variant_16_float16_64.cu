@@ -26,6 +26,9 @@ constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
 constexpr float MARGIN = 0.f;
+// A weight, 2^(s * slope - top * slope), is off by as much as top * slope is rounded: 2^-6 at most up to this, about what the
+// roundings of a score do there. It is rounded up: beyond, weights become too small, and none is infinite.
+constexpr float MOST_ROUNDED = 262144.f;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 #define NONE __int_as_float(0xff800000)   // minus infinity: the score of a key that is not seen
 
@@ -152,7 +155,7 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float base = fmaf(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
+            const float base = __fmaf_ru(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
             #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float& x = s[m][2 * n + e / 2][2 * h + e % 2];
@@ -182,6 +185,28 @@ __device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
         head = __fdividef((head + 0.5f) * kv_heads, heads);
     }
     return head;
+}
+// The channels [from, to) of a row, by a warp, a lane for every 32nd channel. Weights are of differences of scores, which is exact
+// for any. lse: where it is written; null: nowhere.
+__device__ __noinline__ void attend_row(
+    const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* mask, unsigned short* o, float* lse, int seen,
+    i64 k_seq, i64 v_seq, i64 mask_key, float slope, int from, int to) {
+    const int lane = threadIdx.x % 32;
+    float own[D / 32], acc[D / 32], top = NONE, sum = 0.f;
+    for (int d = 0; d < D / 32; ++d) own[d] = T::widen(q[d * 32 + lane]), acc[d] = 0.f;
+    for (int key = 0; key < seen; ++key) {
+        float s = 0.f;
+        for (int d = 0; d < D / 32; ++d) s = fmaf(own[d], T::widen(k[key * k_seq + d * 32 + lane]), s);
+        for (int across = 16; across; across /= 2) s += __shfl_xor_sync(~0u, s, across);
+        const float next = fmaxf(top, s), base = next == NONE ? 0.f : next;
+        const float factor = exp2_fast((top - base) * slope), weight = exp2_fast((s - base) * slope);
+        sum = sum * factor + weight;
+        for (int d = 0; d < D / 32; ++d) acc[d] = fmaf(weight, T::widen(v[key * v_seq + d * 32 + lane]), acc[d] * factor);
+        top = next;
+    }
+    for (int d = 0; d < D / 32; ++d)
+        if (d * 32 + lane >= from && d * 32 + lane < to)
+            o[d * 32 + lane] = (unsigned short)T::pack(seen > 0 ? acc[d] / sum : 0.f, 0.f);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
@@ -358,13 +383,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const int masked = steps - min(steps, max(seen, 0) / BN);
     for (int step = 0; step < masked; ++step) advance(step);
     for (int step = masked; step < steps; ++step) advance_unmasked(step);
-
     float sum[TILES][2];
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             sum[m][h] = running.sum[m][2 * h];
+            if (running.top[m][h] != NONE && fabsf(running.top[m][h]) * slope > MOST_ROUNDED) sum[m][h] = __int_as_float(0x7fffffff);   // NaN: its row is computed again
         }
     wait_copies<0>();   // none may land in what follows
 
@@ -414,14 +439,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
 
     // Rows that see no key are zero, not 0 / 0.
     float inverse[TILES][2];
+    bool repeat = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
+            repeat |= sum[m][h] != sum[m][h];
             inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
+    repeat = __any_sync(~0u, repeat);
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
     char* const o_lane = o_rows + (own_row + lane / 4) * o_seq * 2 + warp_n * SHARE * 16 + lane % 4 * (SHARE % 4 == 0 ? 16 : 4);
     #pragma unroll
@@ -453,36 +481,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
                 else if (i % 4 == 0) store_16_if(wanted, to + i * 16, own_chunk(packed + i, lane));
             }
         }
+
+    // Sums that are NaN are of NaN, or of huge scores, whose rows are computed once more: as much of them as was written here.
+    if (repeat) {
+        __syncwarp();
+        int head = place.head;
+        asm volatile("" : "+r"(head));   // or kv_head would be kept through all steps
+        const int kv_head = kv_head_of(head, heads, kv_heads);
+        #pragma unroll 1
+        for (int row = own_row; row < own_row + ROWS; ++row)
+            if (row < rows_end) {
+                attend_row((const unsigned short*)q + place.batch * q_batch + place.head * q_head + row * q_seq,
+                           (const unsigned short*)k + place.batch * k_batch + kv_head * k_head, (const unsigned short*)v + place.batch * v_batch + kv_head * v_head,
+                           nullptr,
+                           (unsigned short*)o + place.batch * o_batch + place.head * o_head + row * o_seq,
+                           nullptr,
+                           CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len, k_seq, v_seq, mask_key, slope, warp_n * SHARE * 8, warp_n * SHARE * 8 + SHARE * 8);
+            }
+    }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
-    const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* attn_mask, unsigned short* o, float* lse,
+    const char* q, const char* k, const char* v, const char* attn_mask, char* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     const Place place;
-    const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
+    const int shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const int kv_head = kv_head_of(place.head, heads, kv_heads);
-    const unsigned short* const keys = k + place.batch * k_batch + kv_head * k_head;
-    const unsigned short* const values = v + place.batch * v_batch + kv_head * v_head;
     for (int row = place.row + threadIdx.x / 32; row < place.row + BM && row < q_len; row += WARPS) {
-        const int seen = CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len;
-        const unsigned short* q_row = q + place.batch * q_batch + place.head * q_head + row * q_seq;
-        float own[D / 32], acc[D / 32], top = NONE, sum = 0.f;
-        for (int d = 0; d < D / 32; ++d) own[d] = T::widen(q_row[d * 32 + lane]), acc[d] = 0.f;
-        for (int key = 0; key < seen; ++key) {
-            float s = 0.f;
-            for (int d = 0; d < D / 32; ++d) s = fmaf(own[d], T::widen(keys[key * k_seq + d * 32 + lane]), s);
-            for (int across = 16; across; across /= 2) s += __shfl_xor_sync(~0u, s, across);
-            const float next = fmaxf(top, s), base = next == NONE ? 0.f : next;
-            const float factor = exp2_fast((top - base) * slope), weight = exp2_fast((s - base) * slope);
-            sum = sum * factor + weight;
-            for (int d = 0; d < D / 32; ++d) acc[d] = fmaf(weight, T::widen(values[key * v_seq + d * 32 + lane]), acc[d] * factor);
-            top = next;
-        }
-        unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + row * o_seq;
-        for (int d = 0; d < D / 32; ++d) o_row[d * 32 + lane] = (unsigned short)T::pack(seen > 0 ? acc[d] / sum : 0.f, 0.f);
+        attend_row((const unsigned short*)q + place.batch * q_batch + place.head * q_head + row * q_seq,
+                   (const unsigned short*)k + place.batch * k_batch + kv_head * k_head, (const unsigned short*)v + place.batch * v_batch + kv_head * v_head,
+                   nullptr,
+                   (unsigned short*)o + place.batch * o_batch + place.head * o_head + row * o_seq,
+                   nullptr,
+                   CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len, k_seq, v_seq, mask_key, slope, 0, D);
     }
 }

@@ -62,7 +62,7 @@ PyTorch's, rounded to float16, has one: they add up as their root, which is 6 at
 
 
 def _reference(inputs: Tensors, problem: Workload) -> dict[str, torch.Tensor]:
-    """Blocks of queries at a time: all scores of a long sequence would fit no memory."""
+    """Some heads and queries at a time: all scores of a long sequence would fit no memory."""
     import torch
 
     q, k, v = (_required(inputs, name) for name in "qkv")
@@ -73,25 +73,25 @@ def _reference(inputs: Tensors, problem: Workload) -> dict[str, torch.Tensor]:
     together = max(1, _PAIRS_AT_ONCE // (rows * kv_len))
     query, key = (torch.arange(n, device=q.device) for n in (q_len, kv_len))
     mask, additive = inputs["attn_mask"], bool(problem.option("additive"))
-    for b in range(q.shape[0]):
-        for first in range(0, heads, together):
-            h = torch.arange(first, min(first + together, heads), device=q.device)
-            keys, values = k[b, h * kv_heads // heads], v[b, h * kv_heads // heads]
-            for row in range(0, q_len, rows):
-                part = slice(row, row + rows)
-                scores = (q[b, h, part] @ keys.mT).mul_(scale_of(problem))
-                if problem.option("causal"):
-                    scores.masked_fill_(key > query[part, None] + (kv_len - q_len), -torch.inf)
-                if mask is not None:  # what a hidden key holds is replaced, also NaN
-                    own = mask[b, h, part]
-                    scores, hidden = (scores + own, own == -torch.inf) if additive else (scores, ~own)
-                    scores.masked_fill_(hidden, -torch.inf)
-                most = scores.amax(dim=-1, keepdim=True)
-                most.masked_fill_(most == -torch.inf, 0.0)
-                weights = scores.sub_(most).exp_()
-                total = weights.sum(dim=-1, keepdim=True)
-                o[b, h, part] = torch.where(total == 0, 0.0, (weights @ values) / total)
-                lse[b, h, part] = (most + total.log())[..., 0]
+    for first in range(0, q.shape[0] * heads, together):
+        both = torch.arange(first, min(first + together, q.shape[0] * heads), device=q.device)
+        b, h = both // heads, both % heads
+        keys, values = k[b, h * kv_heads // heads], v[b, h * kv_heads // heads]
+        for row in range(0, q_len, rows):
+            part = slice(row, row + rows)
+            scores = (q[b, h, part] @ keys.mT).mul_(scale_of(problem))
+            if problem.option("causal"):
+                scores.masked_fill_(key > query[part, None] + (kv_len - q_len), -torch.inf)
+            if mask is not None:  # what a hidden key holds is replaced, also NaN
+                own = mask[b, h, part]
+                scores, hidden = (scores + own, own == -torch.inf) if additive else (scores, ~own)
+                scores.masked_fill_(hidden, -torch.inf)
+            most = scores.amax(dim=-1, keepdim=True)
+            most.masked_fill_(most == -torch.inf, 0.0)
+            weights = scores.sub_(most).exp_()
+            total = weights.sum(dim=-1, keepdim=True)
+            o[b, h, part] = torch.where(total == 0, 0.0, (weights @ values) / total)
+            lse[b, h, part] = (most + total.log())[..., 0]
     return {"o": o, "lse": lse}
 
 
