@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from evo.analysis.candidates import CandidateSummary, TimingRecord
-from evo.analysis.runs import RunSummary, TaskSummary, find_run
+from evo.analysis.runs import RunSummary, TaskSummary, find_run, not_confirmed
 from evo.analysis.times import HeldRace, RelativeTime, gain_between, gain_fields, gain_within, held_races
 from evo.errors import error_line
 from evo.evaluation import AA_CONTROL, UNCHECKED
@@ -73,7 +73,8 @@ class WorkloadFinals:
     with all data in the cache. ceiling: the fastest baseline that only moves the bytes; times_ceiling: the winner's time
     over its. claimed_speedup: the winner's in the search; selection_regret: by how much that overstated it. remarks: what
     is out of the ordinary about the winner's figures, a sentence each. disturbed: the machine was too busy
-    to measure the winner: nothing is confirmed then.
+    to measure the winner: nothing is confirmed then. not_confirmed: why the winner's figure is no confirmed one although its
+    race was held; empty if it is.
     """
 
     task: int
@@ -90,6 +91,7 @@ class WorkloadFinals:
     claimed_speedup: float | None
     selection_regret: float | None
     disturbed: bool
+    not_confirmed: str
     discarded_rounds: int
     remarks: tuple[str, ...]
 
@@ -149,7 +151,7 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
         last_logs = select(final.candidate_id, final.log).where(final.candidate_id.between(*key_range(key)))
         logs = {row.candidate_id: row.log for row in connection.execute(last_logs.order_by(final.round))}
         refused = [record_of(RefusedFinalist, row, reason=error_line(row.log)) for row in connection.execute(query)]
-    finals = tuple(_workload_finals(task, races[task.number], rows, ceilings, logs) for task in run.tasks)
+    finals = tuple(_workload_finals(run, task, races[task.number], rows, ceilings, logs) for task in run.tasks)
     genomes = {row.id: row.genome for row in rows.values()}
     return RunFinals(
         **vars(run),
@@ -160,7 +162,12 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
 
 
 def _workload_finals(
-    task: TaskSummary, race: HeldRace, rows: Mapping[int, Any], ceilings: Collection[str], logs: Mapping[int, str]
+    run: RunSummary,
+    task: TaskSummary,
+    race: HeldRace,
+    rows: Mapping[int, Any],
+    ceilings: Collection[str],
+    logs: Mapping[int, str],
 ) -> WorkloadFinals:
     """rows: what is known of the finalists that were not refused, by key; logs: of their last finals, likewise."""
     raced = {k: time for k, time in race.common.items() if k in rows}
@@ -213,6 +220,7 @@ def _workload_finals(
         claimed_speedup=1 / claimed if claimed else None,
         selection_regret=again.ratio / claimed - 1 if again is not None and claimed else None,
         disturbed=busy or any(t.disturbed for t in cold),
+        not_confirmed=not_confirmed(run.options, task.workload) if winner is not None else "",
         discarded_rounds=int(max((t.clocks.get("discarded", 0.0) for t in beside), default=0.0)),
         remarks=tuple(remarks),
     )

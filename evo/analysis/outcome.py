@@ -96,8 +96,9 @@ class WorkloadOutcome:
 
     @property
     def confirmed(self) -> bool:
-        """Whether finals have named the leader winner, and its time is sure."""
-        return self.leader is not None and self.task.winner == self.leader.id and not self.busy
+        """Whether finals have named the leader winner, its time is sure, and the gate lacks no kind of cases."""
+        won = self.leader is not None and self.task.winner == self.leader.id
+        return won and not self.busy and not self.finals.not_confirmed
 
     @property
     def busy(self) -> bool:

@@ -35,6 +35,18 @@ BUSY = "too busy to measure"
 """`Best.finals` of a winner that passed the finals on a machine too busy to say how fast it is."""
 
 
+def lacking(kinds: Collection[str]) -> str:
+    """What a gate without cases of these kinds, which the kernel's arguments ask for, is said to be."""
+    return f"the gate has no case of these kinds: {', '.join(kinds)}"
+
+
+def not_confirmed(options: Mapping[str, Any], workload: str) -> str:
+    """Why the winner for a workload of a run with these options is not confirmed, though the finals have named it; empty if
+    nothing stands against it."""
+    kinds = options.get("missing_kinds", {}).get(workload, ())
+    return f"not confirmed: {lacking(kinds)}" if kinds else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskSummary:
     """A workload of a run, with the number of its candidates. best: the winner if one is named, else the candidate of the
@@ -85,8 +97,8 @@ class Best(Subject, RelativeTime):
     is "final", else of the search.
 
     score: what the search found; None where that was disturbed. finals: what those of its run said for its workload:
-    "confirmed" (it is the winner), BUSY, UNCONFIRMED, or "not held" (or not to their end). refused_finalists: how many they
-    refused. noise_floor: of the last final.
+    "confirmed" or what `not_confirmed` says (it is the winner), BUSY, UNCONFIRMED, or "not held" (or not to their end).
+    refused_finalists: how many they refused. noise_floor: of the last final.
     """
 
     PRINTED: ClassVar = ("candidate", "speedup")
@@ -105,8 +117,9 @@ class Best(Subject, RelativeTime):
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether finals were held and confirmed no candidate: this one is what they have not refused, and not a result."""
-        return self.finals == UNCONFIRMED
+        """Whether finals were held and confirmed no candidate: this one is what they have not refused, and not a result; or
+        their winner, whose gate lacks cases."""
+        return _is_unconfirmed(self.finals)
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
@@ -326,7 +339,7 @@ def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Be
     tasks = select(leader_key()).join_from(_i, _r, _r.id == _i.run_id).join(_e, _e.id == _r.environment_id)
     keys = sorted(key for key in connection.scalars(tasks.where(*conditions)) if key is not None)
     query = (
-        select_candidates(_c.id.label("key"), _c.task, _c.score, _c.genome, _i.run_id, _i.winner_id, _r.status)
+        select_candidates(_c.id.label("key"), _c.task, _c.score, _c.genome, _i.run_id, _i.winner_id, _r.status, _r.options)
         .add_columns(_t.stage, _t.round, _t.protocol, _t.clocks, *FIGURES)  # not the samples, which are most of its bytes
         .join(_t, and_(_t.run_id == _c.run_id, _t.candidate_id == _c.id, _t.workload == _i.workload))
         .where(_t.contender == "candidate")
@@ -358,18 +371,23 @@ def refusals(connection: Connection, runs: Collection[int]) -> dict[tuple[int, i
     return {(run_id, task): int(n) for run_id, task, n in rows}
 
 
+def _is_unconfirmed(finals: str | None) -> bool:
+    return finals is not None and finals.startswith((UNCONFIRMED, "not confirmed"))
+
+
 def _best(row: Any, refused: int | None, floor: float | None) -> Best:
     """refused: number of refused finalists; None where no final has been held."""
     won, disturbed = row.winner_id == row.key, is_disturbed(row.clocks)
     # The finals of a run that is not finished are to come, or to go on.
     held = refused is not None and row.status == RunStatus.FINISHED.value
+    confirmed = not_confirmed(row.options, row.workload) or "confirmed"
     return record_of(
         Best,
         row,
         winner=won,
         ratio=row.score if row.ratio is None else row.ratio,
         disturbed=disturbed,
-        finals=BUSY if won and disturbed else "confirmed" if won else UNCONFIRMED if held else "not held",
+        finals=BUSY if won and disturbed else confirmed if won else UNCONFIRMED if held else "not held",
         refused_finalists=refused or 0,
         noise_floor=floor,
     )
@@ -421,8 +439,8 @@ class ComparedRun:
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether finals were held and confirmed no candidate."""
-        return self.finals == UNCONFIRMED
+        """As `Best` has it."""
+        return _is_unconfirmed(self.finals)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from rich.text import Text
 from evo.analysis.candidates import CandidateRecord, read_candidate, read_source
 from evo.analysis.finals import Cover, CoveredPoint, Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
 from evo.analysis.runs import (
+    UNCONFIRMED,
     Best,
     ComparedRun,
     Comparison,
@@ -33,7 +34,7 @@ from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import FINALIST, Timing
 from evo.lineage import LATEST, RunStatus
 from evo.lineage.store import Store
-from evo.report.text import counted, duration, lacks, short, visible
+from evo.report.text import counted, duration, short, visible
 
 
 def best(
@@ -98,13 +99,14 @@ def _speedup_of(b: Best) -> str:
 
 def _say_marks(console: Terminal, found: Sequence[Best | ComparedRun], db: str) -> None:
     """What the marks at the figures mean."""
-    if runs := dict.fromkeys(b.run for b in found if b.unconfirmed):
-        console.say(
-            "? unconfirmed: the finals refused their finalists, or the gate lacks cases, and there is no winner; this is the"
-            " best of what is left:  "
-            + "   ".join(command_line(db, "show", run) for run in runs),
-            "bold red",
-        )
+    said = {
+        UNCONFIRMED: "? unconfirmed: the finals refused their finalists and have no winner; this is the best of what is left"
+    }
+    runs: dict[str, dict[str, None]] = {}
+    for b in (b for b in found if b.unconfirmed):
+        runs.setdefault(said.get(b.finals or "", f"? {b.finals}"), {})[b.run] = None
+    for note, names in runs.items():
+        console.say(f"{note}:  " + "   ".join(command_line(db, "show", run) for run in names), "bold red")
     console.say_disturbed(*(b.disturbed for b in found))
 
 
@@ -430,9 +432,7 @@ def _print_no_winner(console: Terminal, run: RunFinals, held: WorkloadFinals, db
     shown = f"; the best candidate so far: {command_line(db, 'show', short(best))}" if best else ""
     judged = best or any(f.task == held.task for f in run.refused_in_finals)
     if judged and run.status == RunStatus.FINISHED:
-        missing = run.options.get("missing_kinds", {}).get(held.workload)
-        why = f": {lacks(missing)}" if missing else ""
-        console.say(f"unconfirmed: the finals have no winner{why}{shown}", "bold red")
+        console.say(f"unconfirmed: the finals have no winner{shown}", "bold red")
     else:
         console.say(f"no final has named a winner{shown}")
 
@@ -460,9 +460,12 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *,
             "bold yellow",
         )
         return
+    if held.not_confirmed:
+        console.say(f"{held.not_confirmed}; {short(held.winner)} may be wrong there", "bold red")
     console.say(
-        f"confirmed: {short(held.winner)} ran once more, alone with the baselines, in a fresh process and on other data:"
-        f" {figure(again.median_us)} us, {speedup(again.ratio, held.noise_floor)}; that is the figure to quote",
+        f"{'' if held.not_confirmed else 'confirmed: '}{short(held.winner)} ran once more, alone with the baselines, in a"
+        f" fresh process and on other data: {figure(again.median_us)} us, {speedup(again.ratio, held.noise_floor)}"
+        + ("" if held.not_confirmed else "; that is the figure to quote"),
         "bold",
     )
     bound = next((t.median_us for t in held.baselines if t.contender == held.ceiling), None)

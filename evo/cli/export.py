@@ -11,7 +11,7 @@ import typer
 
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.descent import read_family
-from evo.analysis.runs import find_run, ranked
+from evo.analysis.runs import find_run, not_confirmed, ranked
 from evo.cli.options import DEFAULT_DB, Db, Json, Trust, command_line, parse_duration, print_json
 from evo.cli.recorded import find_named, read_winners, trusted, workload_of
 from evo.cli.tables import short_workload
@@ -123,16 +123,18 @@ def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[
 def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
     """A sentence on a candidate that no final has confirmed or measured; empty for another winner, and for a finalist that
     lost to one."""
-    name = short(record.id)
+    name, run = short(record.id), find_run(store, record.run)
     if record.refusal:
         return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
-    winner = find_run(store, record.run).tasks[record.task].winner
+    winner = run.tasks[record.task].winner
     last = max((t.round for t in record.timings), default=0)
     if record.winner and any(t.disturbed for t in record.timings if t.round == last and t.protocol != "hot"):
         return (
             f"{name}: the machine was too busy to measure it, so that a short race decides wherever it is to serve; to time"
             f" it first, on a quiet machine: {command_line(db, 'resume', record.run)}"
         )
+    if record.winner and (why := not_confirmed(run.options, record.workload)):
+        return f"{name}: {why}; its results may be wrong there"
     if record.winner or (winner is not None and record.finals):
         return ""
     beside = f"; the winner of its workload is {short(winner)}" if winner is not None else ""

@@ -12,10 +12,11 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem import derived
+from evo.problem.data import KINDS_OF_NON_FINITE
 from evo.problem.kernel import Case, Dimension, Kernel, Tensors, Workload
 from evo.problem.repair import quotients, repaired, sizes_of, tied_sizes
 
@@ -35,10 +36,15 @@ _OTHER_SIGN = 0.25
 """The share of numbers with the other sign, among the options that `option_min` does not keep from it."""
 MOST_BYTES, _MOST_FLOPS = 1 << 22, 1 << 27
 """Of one case, so that a float64 reference on a CPU takes milliseconds."""
-_END_BYTES, _LARGE_BYTES = 1 << 26, 5 << 28
+_END_BYTES, _LARGE_BYTES = 1 << 26, 1 << 28
 """Of a case at the end of a dimension, on a GPU: as a rule, and where fewer would not do for `_COUNTER`."""
 _COUNTER = (1 << 16) + 65
-"""A dimension that may be longer has one case that is: a counter of 16 bits wraps around."""
+"""A dimension that may be longer has one case that is: a counter of 16 bits wraps around. Where that is too large for a
+finalist, the winner has one with content at both ends alone (`far_cases`)."""
+_MOST_CALLS = 1 << 13
+"""Of PyTorch's operators by a reference that loops over items: each takes microseconds, whatever it has to do."""
+_PROBED = 4
+"""Further items by which this is found."""
 _BESIDE = (3, 1)
 """Sizes of the other dimensions there: of one column, much that is wrong does not show."""
 _SPECIAL = 0.5
@@ -127,17 +133,47 @@ def _longest(kernel: Kernel, target: str, workload: Workload, name: str, beside:
     fixed, ranges = kernel.compile_time_dims[target], {d.name: d for d in kernel.dimensions}
     tied = tied_sizes(kernel, fixed)
     dims = _little(kernel, target, workload, beside)
+    calls = _calls_each(kernel, target, workload, name)
 
     def fits(size: int) -> bool:
         made = _with(workload, sizes_of(tied, {**dims, name: size}))
         within = all(length <= ranges[n].high for n, length in made.dims)
-        return within and _affordable(kernel, made, most_bytes)
+        return within and size * calls <= _MOST_CALLS and _affordable(kernel, made, most_bytes)
 
     low, high = 0, ranges[name].high + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _calls_each(kernel: Kernel, target: str, workload: Workload, name: str) -> float:
+    """How many more of PyTorch's operators the reference calls for each further item of a dimension: 0 where it does not
+    loop over them."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counted(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.number += 1
+            return func(*args, **(kwargs or {}))
+
+    tied, dims = tied_sizes(kernel, kernel.compile_time_dims[target]), _little(kernel, target, workload, 1)
+    calls: list[int] = []
+    for size in (max(1, dims[name]), max(1, dims[name]) + _PROBED):
+        made = _with(workload, sizes_of(tied, {**dims, name: size}))
+        if kernel.validate(made):
+            return 0.0
+        try:
+            inputs = kernel.inputs(made, kernel.data[0], torch.Generator().manual_seed(0))
+            with Counted() as counted:  # type: ignore[no-untyped-call]
+                kernel.reference(inputs, made)
+        except (KernelError, RuntimeError):  # a gate tells of it
+            return 0.0
+        calls.append(counted.number)
+    return (calls[1] - calls[0]) / _PROBED
 
 
 def _little(kernel: Kernel, target: str, workload: Workload, size: int) -> dict[str, int]:
@@ -311,7 +347,8 @@ BEYOND = 16
 def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     """Cases for a candidate that has won (`evo.measure.far`). Of a kernel with stride arguments they are its own small ones,
     with one stride so large that the tensor spans 2 * WRAP elements. Of any other they are, on a GPU, the workload with so
-    many items of the first free dimension that the largest tensor has some more than WRAP, and than 2 * WRAP, elements."""
+    many items of the first free dimension that the largest tensor has some more than WRAP, and than 2 * WRAP, elements; or
+    that a counter of 16 bits wraps around, where no finalist meets that."""
     absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
     strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
     if strides:
@@ -325,10 +362,17 @@ def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ..
     free, sizes, found = _free(kernel, target)[0], dict(workload.dims), list[Case]()
     shapes = [a.shape for a in kernel.arguments if free.name in a.shape and a.name not in absent]
     item = max((math.prod(sizes[n] for n in shape if n != free.name) for shape in shapes), default=0)
-    for elements in (WRAP, 2 * WRAP) if item else ():
+    if not item:
+        return ()
+    for elements in (WRAP, 2 * WRAP):
         large = _with(workload, {**sizes, free.name: -(-elements // item) + BEYOND})
         if large.dim(free.name) <= free.high and not kernel.validate(large):
             found.append(_named(Case("", large, kernel.data[0], far=free.name)))
+    if free.high >= _COUNTER and item * _COUNTER < WRAP:
+        met = [c.workload.dim(free.name) for c in required_cases(kernel, target, workload)]
+        long = _with(workload, {**sizes, free.name: _COUNTER})
+        if max(met, default=0) < _COUNTER and not kernel.validate(long):  # made where there is no memory for the others
+            found.append(_named(Case("", long, kernel.data[0], far=free.name)))
     return tuple(found)
 
 
@@ -339,8 +383,8 @@ _MANY = 512
 """Rows of a case of many."""
 _OUTLIER = 32
 """So many times the median size of a tensor's numbers, or of those of the kernel's first distribution."""
-_FEW = 16
-"""Size of free dimensions, at most, where a distribution is judged by what it draws."""
+_FEW = 6 * KINDS_OF_NON_FINITE
+"""Size of free dimensions, at most, where a distribution is judged by what it draws; a few more, as `draw` goes by them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,32 +431,32 @@ def _kinds_of_all(kernel: Kernel, target: str, workload: Workload, cases: Sequen
     rows = [d.name for d in free[:-1] or free]
     for case in cases:
         dims = quotients(tied, dict(case.workload.dims))
-        kinds, number = {*of_data[case.data]}, math.prod(dims[n] for n in rows)
+        kinds, number = {*of_data.get(case, ())}, math.prod(dims[n] for n in rows)
         kinds |= {kind for kind, so in (("one row", number == 1), ("many rows", number >= _MANY)) if so and rows}
         kinds |= {"no power of two"} if any(dims[d.name] & (dims[d.name] - 1) for d in free) else set()
         kinds |= {"misaligned"} if case.offset else set()
         yield kinds | {f"{n}={str(on).lower()}" for n, on in case.workload.options if isinstance(on, bool)}
 
 
-def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[str, set[str]]:
-    """By distribution, what is among the inputs that are drawn from it."""
+def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[Case, set[str]]:
+    """What is among the inputs that are drawn for a case, as far as one of few elements shows it."""
     import torch
 
-    found: dict[str, set[str]] = {}
-    judged: dict[str, Case] = {}
+    found: dict[Case, set[str]] = {}
+    judged: dict[Case, Case] = {}
     fixed = kernel.compile_time_dims[target]
     tied = tied_sizes(kernel, fixed)
-    some = [(math.prod(dict(c.workload.dims).values()), c) for c in cases]
-    for case in (c for elements, c in sorted(some, key=lambda one: one[0]) if elements):
-        dims = {n: size if n in fixed else min(size, _FEW) for n, size in quotients(tied, dict(case.workload.dims)).items()}
-        made = repaired(kernel, _with(case.workload, sizes_of(tied, dims)), pinned=fixed)
-        judged[case.data] = replace(case, workload=made or case.workload, offset=0)
+    for case in (c for c in cases if all(size for _, size in c.workload.dims)):
+        dims = quotients(tied, dict(case.workload.dims))
+        few = {n: size if n in fixed else min(size, _FEW + size % KINDS_OF_NON_FINITE) for n, size in dims.items()}
+        made = repaired(kernel, _with(case.workload, sizes_of(tied, few)), pinned=fixed)
+        judged[case] = Case("", made or case.workload, case.data)
     threads, usual = torch.get_num_threads(), math.inf
     torch.set_num_threads(1)  # of so little, several that wait for each other take longer
     try:
-        for data in (d for d in kernel.data if d in judged):  # the plainest first
-            kinds = found[data] = set[str]()
-            drawn = draw_inputs(kernel, judged[data], torch.Generator().manual_seed(0))
+        for one in sorted({*judged.values()}, key=lambda c: (kernel.data.index(c.data), c.workload.key)):  # plainest first
+            kinds = found[one] = set[str]()
+            drawn = draw_inputs(kernel, one, torch.Generator().manual_seed(0))
             for t in (t.double() for t in drawn.values() if t is not None and t.is_floating_point() and t.numel()):
                 sizes = t[t.isfinite()].abs()
                 kinds |= {"nan"} if bool(t.isnan().any()) else set()
@@ -425,4 +469,4 @@ def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[s
         pass
     finally:
         torch.set_num_threads(threads)
-    return {data: found.get(data, set()) for data in {case.data for case in cases}}
+    return {case: found.get(one, set()) for case, one in judged.items()}

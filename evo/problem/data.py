@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 DATA = ("normal", "large_mean", "constant", "outlier", "first_outlier", "huge", "tiny", "ramp", "non_finite")
 """Distributions of `draw` that any kernel should be right for."""
 
+KINDS_OF_NON_FINITE = 3
+"""NaN, Inf and -Inf, of which fewer rows than these do not have all."""
+
 
 def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """[rows, cols] for a kernel that works on rows, of the distribution named: one for each way in which such kernels break.
@@ -70,11 +73,14 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         x = (x[:1] * 2 + torch.linspace(-3, 5, cols, device=device)).expand(rows, cols).gather(1, order)
     elif data == "ramp":  # sorted values: order matters to running sums
         x = torch.linspace(-3, 5, cols, device=device).expand(rows, cols) + normal(rows, 1)
-    elif data == "non_finite":  # in turn: a row with NaN, with Inf, with -Inf, of -Inf alone, and a clean one
+    elif data == "non_finite":
+        # In turn: a row with NaN, with Inf, with -Inf, of -Inf alone, and a clean one. Of fewer rows than kinds, the columns
+        # say which has its turn, so that three neighbouring sizes have all.
         row, column = end_or_spot()
-        first = int(torch.randint(0, 3, (), generator=generator, device=device)) if rows < 3 else 0
+        first = cols % KINDS_OF_NON_FINITE if rows < KINDS_OF_NON_FINITE else 0
         for turn, value in enumerate((float("nan"), float("inf"), -float("inf"))):
-            x[row[(turn - first) % 3 :: 5], column[(turn - first) % 3 :: 5]] = value
+            from_row = (turn - first) % KINDS_OF_NON_FINITE
+            x[row[from_row::5], column[from_row::5]] = value
         x[3::5] = -float("inf")
     elif data == "repeated":  # in turn: a row of a few numbers, of these and Inf, of these and NaN, of zeros of both signs
         few = torch.tensor((-0.0, 0.0, 1.0, 2.0, -2.0, math.inf, -math.inf, math.nan), dtype=wide, device=device)

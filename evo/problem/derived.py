@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from evo.problem.data import draw
+from evo.problem.data import KINDS_OF_NON_FINITE, draw
 from evo.problem.kernel import Argument, Case, Cost, Kernel, Tensors, Workload
 from evo.problem.repair import quotients, repaired, sizes_of, tied_sizes
 from evo.problem.space import Value
@@ -18,10 +18,10 @@ from evo.problem.space import Value
 if TYPE_CHECKING:
     import torch
 
-_FOLD = 61
-"""Columns of a tensor of one axis that has none."""
-_MANY = 9 << 20
-"""Elements of the tensors of a case of many."""
+_FOLD, _KINDS = 61, 5
+"""Columns of a tensor of one axis that has none; fewer where it has not so many rows of them as `draw` has kinds of rows."""
+_MANY, _ROWS = 9 << 20, 600
+"""Elements of the tensors of a case of many, and its least rows however small the workload is."""
 
 
 def inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Generator) -> Tensors:
@@ -36,7 +36,7 @@ def inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Gener
         if not a.optional or workload.option(a.name):
             dtype, shape = getattr(torch, a.dtype_of(workload)), _shape(a, workload)
             if len(shape) == axes:
-                rows, cols = _folded(kernel, a, workload) if axes == 1 else (math.prod(shape[:-1]), shape[-1])
+                rows, cols = _folded(kernel, a, workload)
                 values = draw(data, rows, cols, dtype, generator).flatten()[: math.prod(shape)].reshape(shape)
             else:
                 wide = torch.promote_types(dtype, torch.float32)
@@ -48,14 +48,17 @@ def inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Gener
 
 
 def _folded(kernel: Kernel, argument: Argument, workload: Workload) -> tuple[int, int]:
-    """Rows and columns as which the data of a tensor of one axis are drawn: those of a kernel whose rows lie one behind the
-    other; some of each kind where it goes element by element; one row where it goes over all of them."""
+    """Rows and columns as which the data of a tensor are drawn. Of one axis they are those of a kernel whose rows lie one
+    behind the other; some of each kind where it goes element by element; one row where it goes over all of them."""
+    if len(argument.shape) != 1:
+        return math.prod(_shape(argument, workload)[:-1]), _shape(argument, workload)[-1]
     (name,) = argument.shape
     size, unit = workload.dim(name), workload.dim(kernel.multiples[name]) if name in kernel.multiples else 0
     if unit and size % unit == 0:
         return size // unit, unit
     if any(name in a.shape for a in kernel.arguments if a.kind == "output"):
-        return -(-size // _FOLD), _FOLD
+        cols = max(1, min(_FOLD, size // _KINDS))
+        return -(-size // cols), cols
     return 1, size
 
 
@@ -92,6 +95,16 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
 
     for data in kernel.data:
         add(data, {})
+    if free and "non_finite" in kernel.data:
+        usual = Workload.of(sizes_of(tied, {**own, **few}), workload.dtype, options)
+        large = [a for a in kernel.arguments if a.kind == "input" and {*a.shape} >= {*free}]
+        over_all = not any({*a.shape} & {*free} for a in kernel.outputs(workload))
+        if over_all or (large and max(_folded(kernel, a, usual)[0] for a in large) < KINDS_OF_NON_FINITE):
+            ones = dict.fromkeys(free[:-1], 1) if over_all else {}
+            for size in range(few[free[-1]], few[free[-1]] + KINDS_OF_NON_FINITE):  # see `draw`
+                for n in (size, size - KINDS_OF_NON_FINITE):
+                    if add("non_finite", {**ones, free[-1]: n}):
+                        break
     for name in free:
         for size in (0, 1, 3, 17, 64, 127, 769, 1025) if name != free[0] else (0, 1):
             add(first, {name: size})
@@ -109,7 +122,7 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     if free:  # more than a persistent grid takes at once, and no whole number of its steps
         name, elements = free[0], max(math.prod(_shape(a, workload)) for a in kernel.arguments if a.kind != "scalar")
         many = max(1, own[name] * _MANY // max(1, elements))
-        add(first, {name: (many if target == "cuda" else min(own[name], many)) | 1})
+        add(first, {name: (many if target == "cuda" else min(max(own[name], _ROWS), many)) | 1})
     return tuple(found.values())
 
 

@@ -41,6 +41,8 @@ def headline(data: WorkloadOutcome) -> str:
         return f"Not measured: the machine was too busy, and no speed-up over {name} is sure."
     if data.tie:
         return f"A tie with {name}: the difference is within the noise floor."
+    if data.finals.not_confirmed and timing.stage == "final":
+        return f"{times(timing.ratio)} the speed of {name}, {data.finals.not_confirmed}."
     if not data.confirmed or timing.stage != "final":
         return f"{times(timing.ratio)} {name} by the search's own timing, not confirmed by finals."
     if timing.ratio > 1:
@@ -60,7 +62,8 @@ def run_headline(run: RunOutcome) -> str:
     ratios = sorted(w.timing.ratio for w in known if w.timing and w.timing.ratio and not w.busy)
     if not ratios:
         return f"{name}: not measured, the machine was too busy"
-    return f"{name}: {times(ratios[-1])} to {times(ratios[0])} on {counted(len(known), 'workload')}"
+    sure = "" if all(not w.finals.not_confirmed for w in known) else ", not all of them confirmed"
+    return f"{name}: {times(ratios[-1])} to {times(ratios[0])} on {counted(len(known), 'workload')}{sure}"
 
 
 def remarks(data: WorkloadOutcome) -> list[str]:
@@ -71,7 +74,7 @@ def remarks(data: WorkloadOutcome) -> list[str]:
             "No finals have timed this candidate: the figure is the search's own, which is too good on average for the best"
             " of many."
         )
-    said += [f"{one[:1].upper()}{one[1:]}." for one in data.finals.remarks]
+    said += [f"{one[:1].upper()}{one[1:]}." for one in (data.finals.not_confirmed, *data.finals.remarks) if one]
     if (hot := data.finals.hot) is not None and not hot.disturbed:
         gain = f", {times(hot.ratio)} the reference, which has them there too" if hot.ratio else ""
         said.append(f"With all data in the cache: {micro(hot.median_us)} µs{gain}.")

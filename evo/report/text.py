@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from evo.analysis.runs import lacking
 from evo.evaluation import within_noise
 
 
@@ -55,10 +56,10 @@ def duration(seconds: float) -> str:
 
 
 def lacks(kinds: Sequence[str]) -> str:
-    """What is said where a gate lacks kinds of cases that a kernel's arguments ask for."""
+    """What is said before a search or after a check where a gate lacks kinds of cases that a kernel's arguments ask for."""
     return (
-        f"the gate has no case of this kind: {', '.join(kinds)}; what passes it may be wrong there, and finals confirm no"
-        " winner (cases follow from the kernel's `data`, `cases`, `dimensions` and `validate`)"
+        f"{lacking(kinds)}; what passes it may be wrong there, and finals confirm no winner (cases follow from the kernel's"
+        " `data`, `cases`, `dimensions` and `validate`)"
     )
 
 

@@ -329,7 +329,7 @@ def hold_all_finals(
                     break  # no candidate is left
             finals = end_finals(task, *hold_race(task, building))
             _store_finals(store, run, number, finals, search.elapsed_s)
-            if finals.winner or not finals.finalists or task.missing_kinds:
+            if finals.winner or not finals.finalists:
                 break  # else all of these were refused, and the next best have their turn
         held.append(finals)
     return tuple(held)
@@ -456,10 +456,9 @@ def hold_race(task: TaskExecutor, building: Building) -> tuple[list[Finalist], t
 def end_finals(
     task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int] = ()
 ) -> Finals:
-    """Has the fastest of a race confirmed; of the `preferred` candidates, by order, where one of them is. None where the
-    gate lacks cases of a kind that the kernel's arguments ask for."""
+    """Has the fastest of a race confirmed; of the `preferred` candidates, by order, where one of them is."""
     winner, passed = None, [f for f in finalists if f.passed]
-    if passed and not task.missing_kinds:
+    if passed:
         winner, timings = _confirm(task, passed, timings, preferred)
     timings = _with_noise_floor(timings, winner)
     for f in passed:

@@ -54,8 +54,6 @@ class TaskExecutor(TaskData):
     """See `RaceRequest`."""
     patience: Patience | None = None
     """With it, a race that was disturbed is held again."""
-    missing_kinds: tuple[str, ...] = ()
-    """Kinds of cases that no gate of the task has: no final confirms its winner."""
 
     @cached_property
     def problem(self) -> Kernel:
@@ -157,7 +155,6 @@ def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecut
             finals_cases=max(_LEAST_CASES, RANDOM_CASES // len(spec.workloads)),  # many tasks have the same code
             sanitized=sanitized,
             sanitizing_s=_FINALIST_SANITIZED_S if sanitized else winner_s,
-            missing_kinds=tuple(spec.options.get("missing_kinds", {}).get(workload.key, ())),
         )
         for workload in spec.workloads
     ]

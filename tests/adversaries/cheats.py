@@ -107,7 +107,7 @@ CHEATS = (
     Cheat(name="caches_by_pointer", reason="(launch 3, on other data in the same memory)"),
     Cheat(name="keeps_the_larger", reason="(launch 5, over the result of other data)"),
     # Is right in the gate, but not at the size that is timed: 96 rows are what only timings have.
-    Cheat(name="unwritten_last_row_when_timed", stage="drawn", reason=_UNWRITTEN),
+    Cheat(name="unwritten_last_row_when_timed", stage="drawn", reason=""),  # where that row is to be NaN, it differs later
     Cheat(name="caches_by_pointer_when_timed", stage="timed", reason=_TIMED),
     Cheat(name="wrong_now_and_then_when_timed", stage="timed", reason=_TIMED, targets=("cpu",)),
     Cheat(name="wrong_now_and_then_when_timed", stage="chance", reason="", targets=("cuda",)),

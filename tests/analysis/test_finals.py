@@ -36,7 +36,7 @@ class Recorded:
         return self.ask(*arguments, "--json").document
 
 
-Record = Callable[[dict[str, float]], Recorded]
+Record = Callable[..., Recorded]
 
 
 @pytest.fixture
@@ -44,10 +44,12 @@ def record(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     """Records a run whose last race was taken with these clocks."""
     monkeypatch.setenv("COLUMNS", "500")
 
-    def make(clocks: dict[str, float]) -> Recorded:
+    def make(clocks: dict[str, float], missing_kinds: tuple[str, ...] = ()) -> Recorded:
+        lacking = {"missing_kinds": {s.SMALL.key: [*missing_kinds]}} if missing_kinds else {}
+        spec = replace(s.SPEC, name="mine", workloads=(s.SMALL,), options={**s.SPEC.options, **lacking})
         db = tmp_path / "lineage.db"
         with Store.open(db, write=True) as store:
-            run = store.create_run(replace(s.SPEC, name="mine", workloads=(s.SMALL,)), s.ENVIRONMENT)
+            run = store.create_run(spec, s.ENVIRONMENT)
             for order, ratio in enumerate((0.5, 0.6, 0.55)):
                 store.add(run, s.ref(order, *([0] if order else [])), s.passed(order, ratio), elapsed_s=1.0)
             raced = final(FINALIST, 0.52, EARLIER)
@@ -350,6 +352,26 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Re
     assert "3.333x ?" in out
     assert "? unconfirmed: the finals refused their finalists and have no winner" in out
     assert "1.923x ?" not in out
+
+
+def test_a_winner_whose_gate_lacks_cases_is_named_but_confirmed_nowhere(record: Record) -> None:
+    recorded = record(CALM, missing_kinds=("nan", "one row"))
+    said = "not confirmed: the gate has no case of these kinds: nan, one row"
+    for command, arguments in (("runs", []), ("best", [])):
+        out = recorded.ask(command, *arguments).out
+        assert "1.923x ? " in out, command
+        assert f"? {said}" in out, command
+    (best,) = recorded.document("best")
+    assert (best["id"], best["winner"], best["finals"]) == (recorded.ids[0], True, said)
+    (held,) = recorded.document("show", "mine")["finals"]
+    assert (held["winner"], held["not_confirmed"]) == (recorded.ids[0], said)
+    shown = recorded.ask("show", "mine").out
+    assert said in shown
+    assert "1.923x" in shown
+    assert "confirmed: " not in shown.replace("not confirmed: ", "")
+    page = Path(recorded.db).parent / "page.html"
+    assert recorded.ask("report", "mine", "--out", str(page)).code == 0
+    assert f"1.923× the speed of PyTorch, {said}" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("status", [RunStatus.RUNNING, RunStatus.INTERRUPTED])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from evo.errors import KernelError
-from evo.measure.cases import count_kinds, random_cases, required_cases, simpler
-from evo.problem.kernel import Case, Cost, Kernel, Workload, load_kernel
+from evo.measure.cases import count_kinds, draw_inputs, far_cases, random_cases, required_cases, simpler
+from evo.problem.kernel import Argument, Case, Cost, Dimension, Kernel, Tensors, Workload, load_kernel
 from evo.problem.repair import is_legal, repaired
 from evo.search.check import cost_faults
 from tests.adversaries.trial import FOLDER
@@ -72,11 +73,38 @@ def test_smaller_cases_are_legal_and_smaller() -> None:
     assert all(is_legal(FLAT, c.workload) for c in found)
 
 
-@pytest.mark.parametrize(("target", "kernel"), [("cpu", "layernorm"), ("cuda", "layernorm"), ("cpu", "softmax")])
+@pytest.mark.parametrize(
+    ("target", "kernel"),
+    [("cpu", "layernorm"), ("cuda", "layernorm"), ("cpu", "softmax"), ("cuda", "layernorm_backward")],
+)
 def test_a_finalist_meets_more_rows_than_a_counter_of_16_bits_has(target: str, kernel: str) -> None:
+    """Or, where they would take long or much memory, the winner."""
     problem = load_kernel(kernel)
-    rows = [c.workload.dim("rows") for c in required_cases(problem, target, problem.example(target))]
+    own = problem.example(target)
+    required, far = required_cases(problem, target, own), far_cases(problem, target, own)
+    rows = [c.workload.dim("rows") for c in (*required, *far)]
     assert max(rows) > 65_536
+    assert all(problem.cost(c.workload).bytes <= 1 << 28 for c in required)
+    assert min(rows[len(required) :], default=65_601) == 65_601, "where there is no memory for 2^31 elements"
+
+
+def test_a_reference_that_loops_over_items_has_no_case_of_very_many() -> None:
+    def reference(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
+        x = inputs["x"]
+        assert x is not None
+        return {"y": torch.cat([row - row[0] for row in x.reshape(-1, workload.dim("cols"))])}
+
+    looping = replace(FLAT, reference=reference)
+    rows = [c.workload.dim("n") // c.workload.dim("cols") for c in required_cases(looping, "cpu", OWN)]
+    assert 512 <= max(rows) < 8192
+    drawn = random_cases(looping, "cpu", OWN, seed=1, number=64)
+    assert max(c.workload.dim("n") // c.workload.dim("cols") for c in drawn) < 8192
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_small_workload_is_gated_on_many_rows_too(target: str) -> None:
+    small = Workload.of({"n": 4096, "cols": 512}, "float32")
+    assert max(c.workload.dim("n") // c.workload.dim("cols") for c in FLAT.cases(target, small)) > 512
 
 
 def test_what_is_derived_follows_a_kernel_that_is_replaced() -> None:
@@ -93,3 +121,29 @@ def test_a_cost_that_cannot_be_is_told(cost: Cost, said: str) -> None:
     (fault,) = cost_faults(replace(FLAT, cost=lambda workload: cost), [OWN])
     assert said in fault
     assert not cost_faults(FLAT, [OWN])
+
+
+def _one_axis(out: str) -> Kernel:
+    tensors = (Argument(name="x", kind="input", shape=("n",)), Argument(name="y", kind="output", shape=(out,)))
+    return replace(
+        FLAT,
+        dimensions=(Dimension(name="n", low=1, high=2**31 - 1), Dimension(name="one", low=1, high=1)),
+        arguments=tensors,
+        compile_time_dims={"cpu": ("one",), "cuda": ("one",)},
+        workloads={"cpu": ("n=100003,one=1,dtype=float32",), "cuda": ("n=4194304,one=1,dtype=float32",)},
+        validate=lambda w: "",
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("out", "alone"), [("n", False), ("one", True)], ids=["elementwise", "sum"])
+def test_a_kernel_of_one_axis_meets_nan_and_both_infinities(out: str, alone: bool, seed: int) -> None:
+    kernel = _one_axis(out)
+    own = kernel.example("cpu")
+    assert not count_kinds(kernel, "cpu", own).missing
+    met = list[tuple[bool, bool, bool]]()
+    for case in (c for c in kernel.cases("cpu", own) if c.data == "non_finite"):
+        x = draw_inputs(kernel, case, torch.Generator().manual_seed(seed))["x"]
+        assert x is not None
+        met.append((bool(x.isnan().any()), bool(x.isposinf().any()), bool(x.isneginf().any())))
+    assert {*met} == ({(True, False, False), (False, True, False), (False, False, True)} if alone else {(True, True, True)})

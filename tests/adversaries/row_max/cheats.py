@@ -12,7 +12,7 @@ ALL = (
     Cheat(name="honest_with_the_two_exchanged", stage="", reason=""),
     # Of several positions, another than the kernel states.
     Cheat(name="last_of_equal", reason=f"indices: 67 of 67 elements {_WRONG}: 299 at [0] instead of 0", case="constant"),
-    Cheat(name="lowest_lane_first", reason=_WRONG, case="repeated"),
+    Cheat(name="lowest_lane_first", reason=_WRONG),  # two equal outliers may show it before repeated numbers do
     Cheat(name="last_nan", reason=_WRONG, case="repeated"),
     # Another position.
     Cheat(name="counts_from_1", reason=f"indices: 67 of 67 elements {_WRONG}"),
