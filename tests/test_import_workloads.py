@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evo.cli import run
-from evo.cli.search import read_jobs
+from evo.cli.jobs import read_jobs
 from evo.export.flashinfer_bench import import_workloads
 from evo.problem.kernel import load_kernel
 from tests.ended import run_here

@@ -205,7 +205,7 @@ def _workload_finals(
             " it matters, and so does the rest of the machine; the figure is no surer than that"
         )
     if winner is not None and (log := logs.get(winner, "")).startswith(UNCHECKED):
-        remarks.append(f"the winner was {UNCHECKED}: {log.split(': ')[1]}")
+        remarks.append(f"the winner was {UNCHECKED}: {log.partition(': ')[2]}")
     return WorkloadFinals(
         task=task.number,
         workload=task.workload,

@@ -33,8 +33,9 @@ from evo.lineage.store import Store
 from evo.problem.kernel import FRONTEND_FILE, Kernel
 from evo.problem.space import Point
 from evo.report.text import counted, duration, short
+from evo.search.finals import Finalist
 from evo.search.loop import Budget, Improvement, Progress
-from evo.search.run import Finalist, Outcome
+from evo.search.run import Outcome
 
 LINE_EVERY_S = 5.0
 

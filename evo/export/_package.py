@@ -25,7 +25,7 @@ from evo.problem.kernel import DTYPE_BYTES, INTEGER_BYTES, Argument, Kernel, Lau
 from evo.problem.render import Source, render
 from evo.problem.space import Point
 from evo.runtime import cpu
-from evo.search.run import choose
+from evo.search.cover import choose
 from evo.targets import Target, find_target
 from evo.targets.cpu import FLAGS, LIBRARIES
 

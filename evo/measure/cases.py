@@ -213,7 +213,7 @@ def _end(kernel: Kernel, target: str, workload: Workload, name: str) -> Workload
         longest = max(longest, min(_COUNTER, _longest(kernel, target, workload, name, beside, _LARGE_BYTES)))
     tied, fixed = tied_sizes(kernel, kernel.compile_time_dims[target]), kernel.compile_time_dims[target]
     dims = {**_little(kernel, target, workload, beside), name: longest}
-    return repaired(kernel, _with(workload, sizes_of(tied, dims)), pinned=fixed, about=(name,)) if longest else None
+    return _small(kernel, target, _with(workload, sizes_of(tied, dims)), name, _LARGE_BYTES) if longest else None
 
 
 def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -> Case:

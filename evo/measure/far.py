@@ -139,7 +139,7 @@ def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Gen
     else:
         outputs[name] = view
     for output in outputs.values():
-        output.fill_(float("nan"))
+        output.fill_(_poison(output.dtype))
     kept = [(n, t, own) for n, own in content.items() if own is not None and (t := inputs[n]) is not None]
     return _Made(
         operands=Operands(inputs, outputs),
@@ -157,6 +157,11 @@ def _reserve(size: int, device: torch.device) -> torch.Tensor | None:
             region = mmap.mmap(-1, size + 8, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
             return torch.frombuffer(region, dtype=torch.uint8)[: size // 8 * 8]
     return None
+
+
+def _poison(dtype: torch.dtype) -> float | bool:
+    """What outputs of a dtype hold before a call: NaN, the largest integer, or true."""
+    return float("nan") if dtype.is_floating_point else dtype == torch.bool or torch.iinfo(dtype).max
 
 
 def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torch.Generator) -> _Made | None:
@@ -192,7 +197,7 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
             inputs[name] = whole
     for name, output in outputs.items():
         for part in parts(name, output):
-            part.fill_(float("nan"))
+            part.fill_(_poison(output.dtype))
     return _Made(
         operands=Operands(inputs, outputs),
         given=[],

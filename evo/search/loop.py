@@ -22,7 +22,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from evo.errors import StoreError, UsageError
+from evo.errors import KernelError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Build, Candidate, Costs, Evaluation, Parent, Proposal, Status, Timing
 from evo.executors import Executor, InFlight
 from evo.lineage import Stage, StoredRun
@@ -30,7 +30,7 @@ from evo.lineage.store import Store
 from evo.measure import Incumbent
 from evo.measure.clock import usual_us
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.kernel import find_kernel, kernel_digest
 from evo.problem.space import Space
 from evo.search.samplers import Exhausted, Sampler, find_sampler
 from evo.search.tasks import TaskExecutor, tasks_of
@@ -539,8 +539,8 @@ class Search:
             return
         spec = self._run.spec
         try:
-            changed = load_kernel(spec.kernel).digest != spec.kernel_digest
-        except OSError:
+            changed = kernel_digest(find_kernel(spec.kernel)) != spec.kernel_digest
+        except (OSError, KernelError, UnknownNameError):
             changed = True
         if changed:
             raise StoreError(

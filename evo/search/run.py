@@ -1,20 +1,12 @@
 """A whole run: start it or take it up again, search, hold the finals, name the winners.
 
 Everything a run needs to be continued is in its record, so `start` and `resume` meet in the same function.
-
-A search picks its best by many noisy timings, so the best of them is partly lucky (the winner's curse). The finals use
-new data in a process that has seen none of the finalists. Each is also compiled and gated for neighbouring sizes; those
-that pass run interleaved with PyTorch and with a copy of the same size. The fastest runs once more, in another fresh
-process and on other data, beside these baselines and a second copy of itself: what one copy seems to gain over the other
-is the noise floor (A/A control). Only this confirming figure is reported, and a candidate that fails there has not won.
-Finalists are compared with each other by the race that all of them ran in; the winner keeps its time in that race, too.
 """
 
 import os
 import platform
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -23,16 +15,17 @@ from pathlib import Path
 
 from evo import __version__
 from evo.errors import DeviceError, EvoError, StoreError, TemplateError, UsageError, error_line
-from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Check, Evaluation, Status, Timing
+from evo.evaluation import Status
 from evo.executors import AskedTarget, Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
-from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
-from evo.sanitize import memory_checker, sanitize
-from evo.search.loop import WITHIN, Budget, Observer, Search, StopReason, default_max_in_flight
+from evo.sanitize import memory_checker
+from evo.search.cover import choose
+from evo.search.finals import Finals, build_all, end_finals, hold_race
+from evo.search.loop import Budget, Observer, Search, StopReason, default_max_in_flight
 from evo.search.tasks import Patience, TaskExecutor, missing_kinds, tasks_of
 from evo.targets import answers, find_target
 
@@ -40,73 +33,11 @@ _FINALISTS = 8
 _FINALS_BATCHES = 3
 _FINAL_RACES = 3
 """That the finals of a workload are, as a rule: all of them together may take as long as the search did."""
-_MOST_VARIANTS = 12
-_LEAST_WITHIN = 1e-3
-"""What no excess at all grows to first, where it needs too many variants."""
-"""For one dtype."""
-_FIRST_VARIANTS = 32
-"""That greedy choices begin with."""
-Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _BUILDERS_A_CORE = 16
-_LEAST_SANITIZING_S = 1.0
-"""In less no memory checker starts."""
-_WINNERS_MULTIPLE = 3
-"""So many times the random cases of a finalist are the winner's, on top."""
 _PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
 """How long finals wait for a quiet machine, all together: as a share of the search's time, and its limits."""
 _SHORT_PATIENCE = 2.0
 """So many times the search's time is waited at most where that is less than the least."""
-_CONFIRMATIONS = 2
-"""How often a race is held that died without naming a contender, before its contender counts as refused."""
-
-
-@dataclass(kw_only=True)
-class Finalist:
-    """A finalist with what the finals have found out about it."""
-
-    candidate: Candidate
-    build: Build
-    measurement: Evaluation
-
-    @property
-    def name(self) -> str:
-        """As a contender."""
-        return str(self.candidate.order)
-
-    @property
-    def passed(self) -> bool:
-        return self.measurement.status is Status.OK
-
-    @property
-    def timing(self) -> Timing | None:
-        """The winner's is that of the race that confirmed it."""
-        return self._cold("candidate")
-
-    @property
-    def raced(self) -> Timing | None:
-        """In the race of all finalists."""
-        return self._cold(FINALIST) or self.timing
-
-    def _cold(self, contender: str) -> Timing | None:
-        return next((t for t in self.measurement.timings if t.contender == contender and t.protocol != "hot"), None)
-
-    def enter(self, name: str) -> tuple[str, Genome, Build]:
-        return name, self.candidate.proposal.genome, self.build
-
-    def refuse(self, reason: str) -> None:
-        """After it has passed the gate."""
-        checks = (*self.measurement.checks, Check(case="timed", passed=False, reason=reason))
-        self.measurement = replace(self.measurement, status=Status.WRONG, checks=checks, log=reason)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finals:
-    """Finalists, fastest first (the refused ones last), and the baselines' timings."""
-
-    finalists: tuple[Finalist, ...] = ()
-    baselines: tuple[Timing, ...] = ()
-    winner: Finalist | None = None
-    """The first of the finalists, if a race of its own has confirmed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,45 +316,6 @@ def _few(dtypes: Sequence[str], times: Sequence[Mapping[str, float]]) -> dict[st
     return few
 
 
-def choose(
-    times: Sequence[Mapping[str, float]], within: float = WITHIN, most: int = _MOST_VARIANTS, preferred: Sequence[str] = ()
-) -> list[str]:
-    """The variants to keep, of those that have times at some points, one mapping a point. Choosing the fewest is set cover;
-    the greedy choice is within a factor of ln(points) of that (Chvatal 1979). It is made from several first variants, of
-    which one greedy choice would take the best, and the fewest are kept.
-
-    Each point has one that takes at most 1 + `within` times its least time; where that needs more than `most`, `within`
-    grows until it does not, and some points have none if they have no variant in common with others. Behind the first, a
-    variant is kept that serves the most points that none serves yet; of equal ones a `preferred` one, and that with the
-    least time over the points' least, summed over its points.
-    """
-    least = [min(known.values(), default=0.0) for known in times]
-    excess = [{v: t / low - 1 for v, t in known.items()} for known, low in zip(times, least, strict=True)]
-    points = frozenset(i for i, known in enumerate(times) if known)
-    while True:
-        serves: dict[str, dict[int, float]] = {}
-        for i in points:
-            for v, more in excess[i].items():
-                if more <= within:
-                    serves.setdefault(v, {})[i] = more
-
-        def rank(v: str, waiting: frozenset[int], serves: dict[str, dict[int, float]] = serves) -> tuple[float, bool, float]:
-            new = [more for i, more in serves[v].items() if i in waiting]
-            return -len(new), v not in preferred, sum(new)
-
-        chosen: list[str] = []
-        for first in sorted(serves, key=lambda v: rank(v, points))[:_FIRST_VARIANTS]:
-            found, waiting = [first], points - serves[first].keys()
-            while waiting:
-                found.append(min(serves, key=lambda v: rank(v, waiting)))
-                waiting -= serves[found[-1]].keys()
-            if not chosen or len(found) < len(chosen):
-                chosen = found
-        if len(chosen) <= most or within > 1:
-            return chosen[:most]
-        within = max(1.1 * within, _LEAST_WITHIN)
-
-
 def _store_finals(store: Store, run: StoredRun, task: int, finals: Finals, elapsed_s: float) -> None:
     with store.transaction():
         for finalist in finals.finalists:
@@ -431,177 +323,6 @@ def _store_finals(store: Store, run: StoredRun, task: int, finals: Finals, elaps
         store.add_baselines(run, task, finals.baselines, stage=Stage.FINAL)
         # Also None: the winner of earlier finals has not won these.
         store.set_winner(run, task, finals.winner.candidate.order if finals.winner else None)
-
-
-# -- the finals of one task --------------------------------------------------------------------------------------
-
-
-def build_all(task: TaskExecutor, elites: Sequence[Candidate]) -> Building:
-    """Begins to build each for the workload and its neighbours. Nothing waits: the next task's are built meanwhile."""
-    return [(c, [(t, t.build(c.proposal.genome)) for t in task.with_neighbours(c.proposal.genome)]) for c in elites]
-
-
-def hold_race(task: TaskExecutor, building: Building) -> tuple[list[Finalist], tuple[Timing, ...]]:
-    """Gates and races the elites of one task: no timings where none passes. The device process must be fresh
-    (`Executor.renew_device`).
-
-    Raises EvoError if the race itself cannot be held.
-    """
-    finalists = []
-    for candidate, futures in building:
-        builds = [(t, future.result()) for t, future in futures]
-        verdict = _gate(candidate.proposal.genome, builds)
-        finalists.append(Finalist(candidate=candidate, build=builds[0][1], measurement=verdict))
-    passed = [f for f in finalists if f.passed]
-    return finalists, _race(task, passed) if passed else ()
-
-
-def end_finals(
-    task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int] = ()
-) -> Finals:
-    """Has the fastest of a race confirmed; of the `preferred` candidates, by order, where one of them is."""
-    winner, passed = None, [f for f in finalists if f.passed]
-    if passed:
-        winner, timings = _confirm(task, passed, timings, preferred)
-    timings = _with_noise_floor(timings, winner)
-    for f in passed:
-        own = tuple(replace(t, contender="candidate") for t in timings if t.contender == f.name)
-        raced = tuple(t for t in timings if t.contender == FINALIST and f is winner)
-        f.measurement = replace(f.measurement, timings=own + raced if f.passed else ())
-    names = {FINALIST, *(f.name for f in finalists)}
-    return Finals(
-        finalists=tuple(sorted(finalists, key=lambda f: (f is not winner, _ratio(f.timing)))),
-        baselines=tuple(t for t in timings if t.contender not in names),
-        winner=winner,
-    )
-
-
-def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluation:
-    """One verdict over the workload and its neighbours, up to the first refusal."""
-    total = Evaluation(status=Status.OK)
-    for task, built in builds:
-        if built.binary is None:
-            return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")
-        cases = task.random_cases(max(task.finals_cases, task.required)) if task is builds[0][0] else ()
-        found = task.measure(genome, built, time=False, cases=cases).result()
-        total = replace(
-            found,
-            checks=total.checks + found.checks,
-            seconds=total.seconds + found.seconds,
-            gate_seconds=total.gate_seconds + found.gate_seconds,
-        )
-        if found.status is not Status.OK:
-            return replace(total, log=f"for {task.workload}: {found.log}")
-    task, _ = builds[0]
-    return _check_memory(task, genome, total) if task.sanitized else total
-
-
-def _check_memory(task: TaskExecutor, genome: Genome, passed: Evaluation) -> Evaluation:
-    """What has passed the gate, refused if the device's memory checker finds a fault. A fault of the tool or the machine
-    refuses nothing: then the log says that it was not checked."""
-    if not (task.executor.here or task.sanitized):
-        return replace(passed, log=f"{UNCHECKED}: it ran on another machine")
-    if task.sanitizing_s < _LEAST_SANITIZING_S:
-        return replace(passed, log=f"{UNCHECKED}: its run has too many workloads")
-    try:
-        tool = memory_checker(task.target)
-        (report,) = sanitize(task.request(genome), (tool,), seed=task.seed, limit_s=task.sanitizing_s).reports
-        why = report.unfinished
-    except (EvoError, OSError, RuntimeError) as error:  # PyTorch's are RuntimeErrors
-        why = str(error).partition("\n")[0]
-    if why:
-        return replace(passed, log=f"{UNCHECKED}: {why}")
-    if report.clean:
-        return passed
-    said = next(iter((*report.messages, *report.wrong)), f"{report.errors} errors, of which it says nothing more")
-    check = Check(case=tool, passed=False, reason=said)
-    return replace(passed, status=Status.WRONG, checks=(*passed.checks, check), log=f"under {tool}: {said}")
-
-
-def _race(task: TaskExecutor, finalists: list[Finalist]) -> tuple[Timing, ...]:
-    """Timings of all that can be timed. A contender that breaks the race is refused, and the others race again.
-
-    Raises EvoError if not even the baselines can be timed.
-    """
-    for _ in range(len(finalists) + 1):
-        entered = {f.name: f for f in finalists if f.passed}
-        outcome = task.race([f.enter(name) for name, f in entered.items()], task.problem.ceilings)
-        refused = {name: reason for name, reason in outcome.refused if name in entered}
-        for name, reason in refused.items():
-            entered[name].refuse(reason)
-        if outcome.timings:
-            return outcome.timings
-        if not refused:
-            # The process died without naming a contender: each races alone beside the reference.
-            for name, f in entered.items():
-                alone = task.race([f.enter(name)])
-                if not alone.timings:
-                    f.refuse(alone.log)
-    raise EvoError(f"the finals of {task.workload} could not be timed: {outcome.log}; resume the run to try again")
-
-
-def _confirm(
-    task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int]
-) -> tuple[Finalist | None, tuple[Timing, ...]]:
-    """Gates the fastest, of the preferred if there are any, on more random cases and on far ones, and runs it once more,
-    beside a second copy of itself and the baselines, on other data in a fresh process, cold and hot. If it is refused, the
-    next one runs.
-
-    Where the machine stays too busy, the winner's time is disturbed: it is right, and how fast it is, nobody knows.
-    Returns the winner, and all timings with these in place of those of the first race; of that one the winner's stays, as
-    `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
-    """
-    gate, task = task, replace(task, seed=task.seed + 1)
-    met = max(gate.finals_cases, gate.required)
-    more_cases = gate.random_cases(met + _WINNERS_MULTIPLE * gate.finals_cases)[met:]
-    more_cases += gate.far_cases()
-    by_name = {f.name: f for f in finalists if f.passed}
-    own = [t for t in timings if t.contender in by_name and t.ratio is not None]
-    # Where the race was disturbed, the search knows better; its best come first in `finalists`.
-    place = {name: n for n, name in enumerate(by_name)}
-    rank = {t.contender: place[t.contender] if t.disturbed else _ratio(t) for t in own}
-    for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, rank[t.contender])):
-        name, finalist = first.contender, by_name[first.contender]
-        genome = finalist.candidate.proposal.genome
-        gated = gate.measure(genome, finalist.build, time=False, cases=more_cases).result()
-        if gated.status is not Status.OK:
-            checks = finalist.measurement.checks + tuple(c for c in gated.checks if not c.passed)
-            finalist.measurement = replace(finalist.measurement, status=gated.status, checks=checks, log=gated.log)
-            continue
-        if not task.sanitized:
-            finalist.measurement = _check_memory(task, genome, finalist.measurement)
-            if not finalist.passed:
-                continue
-        for _ in range(_CONFIRMATIONS):
-            task.executor.renew_device()
-            outcome = task.race([finalist.enter(name), finalist.enter(AA_CONTROL)], task.problem.ceilings, hot=True)
-            reasons = [reason for n, reason in outcome.refused if n in (name, AA_CONTROL)]
-            timed = {t.contender for t in outcome.timings}
-            if reasons or name in timed:
-                break
-        if reasons:
-            finalist.refuse(f"{reasons[0]} (when its time was to be confirmed)")
-        elif name in timed:
-            kept = (t for t in timings if t.contender not in timed)
-            return finalist, (*kept, *outcome.timings, replace(first, contender=FINALIST))
-        else:
-            finalist.refuse(f"its time could not be confirmed: {outcome.log}")
-            break  # the device is not to be trusted either
-    return None, timings
-
-
-def _with_noise_floor(timings: tuple[Timing, ...], winner: Finalist | None) -> tuple[Timing, ...]:
-    """The A/A control's time carries the noise floor of the race that confirmed the winner into the record."""
-    cold = {t.contender: t for t in timings if t.protocol != "hot"}
-    own, control = cold.get(winner.name) if winner else None, cold.get(AA_CONTROL)
-    if own is None or control is None or len(own.samples_us) != len(control.samples_us):
-        return timings
-    noise = noise_floor(own.samples_us, control.samples_us)
-    return tuple(replace(t, clocks={**t.clocks, "noise_floor": noise}) if t is control else t for t in timings)
-
-
-def _ratio(timing: Timing | None) -> float:
-    return timing.ratio if timing and timing.ratio is not None else float("inf")
 
 
 # -- what a run begins with --------------------------------------------------------------------------------------

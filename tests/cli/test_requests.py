@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from evo.cli.jobs import read_jobs
 from evo.cli.options import parse_duration
-from evo.cli.search import read_jobs
 from evo.errors import DeviceError
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel

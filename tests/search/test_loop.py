@@ -25,17 +25,9 @@ from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
+from evo.search.finals import Finals, build_all, end_finals, hold_race
 from evo.search.loop import Budget, Progress, Search, StopReason
-from evo.search.run import (
-    Finals,
-    build_all,
-    check_workloads,
-    choose_devices,
-    end_finals,
-    hold_all_finals,
-    hold_race,
-    plan_run,
-)
+from evo.search.run import check_workloads, choose_devices, hold_all_finals, plan_run
 from evo.search.samplers import find_sampler
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target

@@ -1,0 +1,245 @@
+"""The finals of one task: which of the candidates that a search found fastest has won.
+
+A search picks its best by many noisy timings, so the best of them is partly lucky (the winner's curse). The finals use
+new data in a process that has seen none of the finalists. Each is also compiled and gated for neighbouring sizes; those
+that pass run interleaved with PyTorch and with a copy of the same size. The fastest runs once more, in another fresh
+process and on other data, beside these baselines and a second copy of itself: what one copy seems to gain over the other
+is the noise floor (A/A control). Only this confirming figure is reported, and a candidate that fails there has not won.
+Finalists are compared with each other by the race that all of them ran in; the winner keeps its time in that race, too.
+"""
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from evo.errors import EvoError
+from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Check, Evaluation, Status, Timing
+from evo.measure.clock import noise_floor
+from evo.problem.genome import Genome
+from evo.sanitize import memory_checker, sanitize
+from evo.search.tasks import TaskExecutor
+
+Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
+_LEAST_SANITIZING_S = 1.0
+"""In less no memory checker starts."""
+_WINNERS_MULTIPLE = 3
+"""So many times the random cases of a finalist are the winner's, on top."""
+_CONFIRMATIONS = 2
+"""How often a race is held that died without naming a contender, before its contender counts as refused."""
+
+
+@dataclass(kw_only=True)
+class Finalist:
+    """A finalist with what the finals have found out about it."""
+
+    candidate: Candidate
+    build: Build
+    measurement: Evaluation
+
+    @property
+    def name(self) -> str:
+        """As a contender."""
+        return str(self.candidate.order)
+
+    @property
+    def passed(self) -> bool:
+        return self.measurement.status is Status.OK
+
+    @property
+    def timing(self) -> Timing | None:
+        """The winner's is that of the race that confirmed it."""
+        return self._cold("candidate")
+
+    @property
+    def raced(self) -> Timing | None:
+        """In the race of all finalists."""
+        return self._cold(FINALIST) or self.timing
+
+    def _cold(self, contender: str) -> Timing | None:
+        return next((t for t in self.measurement.timings if t.contender == contender and t.protocol != "hot"), None)
+
+    def enter(self, name: str) -> tuple[str, Genome, Build]:
+        return name, self.candidate.proposal.genome, self.build
+
+    def refuse(self, reason: str) -> None:
+        """After it has passed the gate."""
+        checks = (*self.measurement.checks, Check(case="timed", passed=False, reason=reason))
+        self.measurement = replace(self.measurement, status=Status.WRONG, checks=checks, log=reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finals:
+    """Finalists, fastest first (the refused ones last), and the baselines' timings."""
+
+    finalists: tuple[Finalist, ...] = ()
+    baselines: tuple[Timing, ...] = ()
+    winner: Finalist | None = None
+    """The first of the finalists, if a race of its own has confirmed it."""
+
+
+def build_all(task: TaskExecutor, elites: Sequence[Candidate]) -> Building:
+    """Begins to build each for the workload and its neighbours. Nothing waits: the next task's are built meanwhile."""
+    return [(c, [(t, t.build(c.proposal.genome)) for t in task.with_neighbours(c.proposal.genome)]) for c in elites]
+
+
+def hold_race(task: TaskExecutor, building: Building) -> tuple[list[Finalist], tuple[Timing, ...]]:
+    """Gates and races the elites of one task: no timings where none passes. The device process must be fresh
+    (`Executor.renew_device`).
+
+    Raises EvoError if the race itself cannot be held.
+    """
+    finalists = []
+    for candidate, futures in building:
+        builds = [(t, future.result()) for t, future in futures]
+        verdict = _gate(candidate.proposal.genome, builds)
+        finalists.append(Finalist(candidate=candidate, build=builds[0][1], measurement=verdict))
+    passed = [f for f in finalists if f.passed]
+    return finalists, _race(task, passed) if passed else ()
+
+
+def end_finals(
+    task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int] = ()
+) -> Finals:
+    """Has the fastest of a race confirmed; of the `preferred` candidates, by order, where one of them is."""
+    winner, passed = None, [f for f in finalists if f.passed]
+    if passed:
+        winner, timings = _confirm(task, passed, timings, preferred)
+    timings = _with_noise_floor(timings, winner)
+    for f in passed:
+        own = tuple(replace(t, contender="candidate") for t in timings if t.contender == f.name)
+        raced = tuple(t for t in timings if t.contender == FINALIST and f is winner)
+        f.measurement = replace(f.measurement, timings=own + raced if f.passed else ())
+    names = {FINALIST, *(f.name for f in finalists)}
+    return Finals(
+        finalists=tuple(sorted(finalists, key=lambda f: (f is not winner, _ratio(f.timing)))),
+        baselines=tuple(t for t in timings if t.contender not in names),
+        winner=winner,
+    )
+
+
+def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluation:
+    """One verdict over the workload and its neighbours, up to the first refusal."""
+    total = Evaluation(status=Status.OK)
+    for task, built in builds:
+        if built.binary is None:
+            return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")
+        cases = task.random_cases(max(task.finals_cases, task.required)) if task is builds[0][0] else ()
+        found = task.measure(genome, built, time=False, cases=cases).result()
+        total = replace(
+            found,
+            checks=total.checks + found.checks,
+            seconds=total.seconds + found.seconds,
+            gate_seconds=total.gate_seconds + found.gate_seconds,
+        )
+        if found.status is not Status.OK:
+            return replace(total, log=f"for {task.workload}: {found.log}")
+    task, _ = builds[0]
+    return _check_memory(task, genome, total) if task.sanitized else total
+
+
+def _check_memory(task: TaskExecutor, genome: Genome, passed: Evaluation) -> Evaluation:
+    """What has passed the gate, refused if the device's memory checker finds a fault. A fault of the tool or the machine
+    refuses nothing: then the log says that it was not checked."""
+    if not (task.executor.here or task.sanitized):
+        return replace(passed, log=f"{UNCHECKED}: it ran on another machine")
+    if task.sanitizing_s < _LEAST_SANITIZING_S:
+        return replace(passed, log=f"{UNCHECKED}: its run has too many workloads")
+    try:
+        tool = memory_checker(task.target)
+        (report,) = sanitize(task.request(genome), (tool,), seed=task.seed, limit_s=task.sanitizing_s).reports
+        why = report.unfinished
+    except (EvoError, OSError, RuntimeError) as error:  # PyTorch's are RuntimeErrors
+        why = str(error).partition("\n")[0]
+    if why:
+        return replace(passed, log=f"{UNCHECKED}: {why}")
+    if report.clean:
+        return passed
+    said = next(iter((*report.messages, *report.wrong)), f"{report.errors} errors, of which it says nothing more")
+    check = Check(case=tool, passed=False, reason=said)
+    return replace(passed, status=Status.WRONG, checks=(*passed.checks, check), log=f"under {tool}: {said}")
+
+
+def _race(task: TaskExecutor, finalists: list[Finalist]) -> tuple[Timing, ...]:
+    """Timings of all that can be timed. A contender that breaks the race is refused, and the others race again.
+
+    Raises EvoError if not even the baselines can be timed.
+    """
+    for _ in range(len(finalists) + 1):
+        entered = {f.name: f for f in finalists if f.passed}
+        outcome = task.race([f.enter(name) for name, f in entered.items()], task.problem.ceilings)
+        refused = {name: reason for name, reason in outcome.refused if name in entered}
+        for name, reason in refused.items():
+            entered[name].refuse(reason)
+        if outcome.timings:
+            return outcome.timings
+        if not refused:
+            # The process died without naming a contender: each races alone beside the reference.
+            for name, f in entered.items():
+                alone = task.race([f.enter(name)])
+                if not alone.timings:
+                    f.refuse(alone.log)
+    raise EvoError(f"the finals of {task.workload} could not be timed: {outcome.log}; resume the run to try again")
+
+
+def _confirm(
+    task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int]
+) -> tuple[Finalist | None, tuple[Timing, ...]]:
+    """Gates the fastest, of the preferred if there are any, on more random cases and on far ones, and runs it once more,
+    beside a second copy of itself and the baselines, on other data in a fresh process, cold and hot. If it is refused, the
+    next one runs.
+
+    Where the machine stays too busy, the winner's time is disturbed: it is right, and how fast it is, nobody knows.
+    Returns the winner, and all timings with these in place of those of the first race; of that one the winner's stays, as
+    `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
+    """
+    gate, task = task, replace(task, seed=task.seed + 1)
+    met = max(gate.finals_cases, gate.required)
+    more_cases = gate.random_cases(met + _WINNERS_MULTIPLE * gate.finals_cases)[met:]
+    more_cases += gate.far_cases()
+    by_name = {f.name: f for f in finalists if f.passed}
+    own = [t for t in timings if t.contender in by_name and t.ratio is not None]
+    # Where the race was disturbed, the search knows better; its best come first in `finalists`.
+    place = {name: n for n, name in enumerate(by_name)}
+    rank = {t.contender: place[t.contender] if t.disturbed else _ratio(t) for t in own}
+    for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, rank[t.contender])):
+        name, finalist = first.contender, by_name[first.contender]
+        genome = finalist.candidate.proposal.genome
+        gated = gate.measure(genome, finalist.build, time=False, cases=more_cases).result()
+        if gated.status is not Status.OK:
+            checks = finalist.measurement.checks + tuple(c for c in gated.checks if not c.passed)
+            finalist.measurement = replace(finalist.measurement, status=gated.status, checks=checks, log=gated.log)
+            continue
+        if not task.sanitized:
+            finalist.measurement = _check_memory(task, genome, finalist.measurement)
+            if not finalist.passed:
+                continue
+        for _ in range(_CONFIRMATIONS):
+            task.executor.renew_device()
+            outcome = task.race([finalist.enter(name), finalist.enter(AA_CONTROL)], task.problem.ceilings, hot=True)
+            reasons = [reason for n, reason in outcome.refused if n in (name, AA_CONTROL)]
+            timed = {t.contender for t in outcome.timings}
+            if reasons or name in timed:
+                break
+        if reasons:
+            finalist.refuse(f"{reasons[0]} (when its time was to be confirmed)")
+        elif name in timed:
+            kept = (t for t in timings if t.contender not in timed)
+            return finalist, (*kept, *outcome.timings, replace(first, contender=FINALIST))
+        else:
+            finalist.refuse(f"its time could not be confirmed: {outcome.log}")
+            break  # the device is not to be trusted either
+    return None, timings
+
+
+def _with_noise_floor(timings: tuple[Timing, ...], winner: Finalist | None) -> tuple[Timing, ...]:
+    """The A/A control's time carries the noise floor of the race that confirmed the winner into the record."""
+    cold = {t.contender: t for t in timings if t.protocol != "hot"}
+    own, control = cold.get(winner.name) if winner else None, cold.get(AA_CONTROL)
+    if own is None or control is None or len(own.samples_us) != len(control.samples_us):
+        return timings
+    noise = noise_floor(own.samples_us, control.samples_us)
+    return tuple(replace(t, clocks={**t.clocks, "noise_floor": noise}) if t is control else t for t in timings)
+
+
+def _ratio(timing: Timing | None) -> float:
+    return timing.ratio if timing and timing.ratio is not None else float("inf")
