@@ -211,7 +211,7 @@ def _end(kernel: Kernel, target: str, workload: Workload, name: str) -> Workload
             break
     if longest < _COUNTER and target != "cpu":
         longest = max(longest, min(_COUNTER, _longest(kernel, target, workload, name, beside, _LARGE_BYTES)))
-    tied, fixed = tied_sizes(kernel, kernel.compile_time_dims[target]), kernel.compile_time_dims[target]
+    tied = tied_sizes(kernel, kernel.compile_time_dims[target])
     dims = {**_little(kernel, target, workload, beside), name: longest}
     return _small(kernel, target, _with(workload, sizes_of(tied, dims)), name, _LARGE_BYTES) if longest else None
 
