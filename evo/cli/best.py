@@ -461,6 +461,8 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *,
             f" speed-up is sure, and none is confirmed. To time it again when the machine is quiet:  {resume}",
             "bold yellow",
         )
+        for remark in held.remarks:
+            console.say(remark, "yellow")
         return
     console.say(
         f"{'' if held.not_confirmed else 'confirmed: '}{short(held.winner)} ran once more, alone with the baselines, in a"

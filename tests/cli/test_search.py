@@ -184,7 +184,7 @@ def test_a_finished_run_is_searched_on_when_given_more(asked: Any) -> None:
     assert re.search(r"a candidate costs on average [\d.]+ ms building", told)
     better = [line for line in told.splitlines() if re.search(r"candidate \d+ is ", line)]
     assert [line for line in better if "kept from before: " in line] == better[:1], "old bests are not told as new ones"
-    assert "of a copy: its time over copy, the fastest baseline here that only moves the bytes" in told
+    assert "of a copy: its time over copy, the fastest baseline here that only moves the bytes" in told or "too busy" in told
     confirmed = next(line for line in told.splitlines() if line.startswith(("confirmed: ", "too busy to measure: ")))
     assert confirmed in asked("show", "small").out, "a search ends as evo show tells of it"
 

@@ -157,6 +157,9 @@ def test_a_kernel_of_more_sizes_than_the_launcher_takes_is_launched_from_python(
 
     def change(manifest: dict[str, Any]) -> None:
         manifest["kernel"]["dimensions"] += [{"name": name, "low": 0, "high": 1} for name in more]
+        for record in (*manifest["variants"], *manifest["general"]):
+            for problem in (record, *record.get("points", ())):
+                problem["workload"]["dims"] |= dict.fromkeys(more, 0)
 
     edit_manifest(folder, change)
     monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))
