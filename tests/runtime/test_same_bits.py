@@ -187,9 +187,14 @@ def test_a_raced_problem_has_the_same_bits_in_both_ways(module: ModuleType) -> N
     try:
         call = arguments(module, 200)
         recorded = recording(call)
-        result = own(module)(*recorded)
-        assert torch.equal(own(module)(*call), result)
-        assert module.explain(*call) == module.explain(*recorded)
+        for _ in range(20):  # a race that a busy machine disturbs is held again, and decides later
+            told = module.explain(*call)
+            result, plain = own(module)(*recorded), own(module)(*call)
+            if told == module.explain(*call) == module.explain(*recorded):
+                break
+        else:
+            pytest.fail("what serves the call never stays")
+        assert torch.equal(plain, result)
     finally:
         module.also_serve(measure=False, slower=False)
 
