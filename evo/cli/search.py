@@ -708,4 +708,4 @@ def _signals(ending: Sequence[signal.Signals], *, said: bool) -> Iterator[list[S
 
 
 _AT_ONCE, _LONGEST_S = 2, 0.5
-"""That many signals end a search at once, or raise an exception after so long."""
+"""Number of signals that end a search at once, and the seconds after which one raises an exception."""

@@ -21,7 +21,7 @@ from evo.errors import EngineError, StoreError
 
 _BUSY_TIMEOUT_S = 10.0
 CACHED_BYTES = 16 << 20
-"""Of its pages a writer keeps so much in memory: what is left of a file that another program overwrites."""
+"""Bytes of pages that a writer caches: what is left of a file that another program overwrites."""
 _CONNECT_TIMEOUT_S = 10
 _SECRETS = frozenset({"password", "sslpassword"})  # options of libpq that a URL may carry after its '?'
 
@@ -331,7 +331,7 @@ READ_ONLY = "was made read-only"
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Of a file; None if there is none."""
+    """Identity of a file; None if there is none."""
     try:
         found = path.stat()
     except OSError:

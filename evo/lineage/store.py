@@ -56,9 +56,9 @@ class Store:
         self.path, self.writes = location.path, writes
         self._watched = WatchedFile(location.path) if lock is not None and location.path is not None else None
         self._run: StoredRun | None = None
-        """That is being searched."""
+        """The run that is being searched."""
         self._candidates = 0
-        """That it has in the database."""
+        """Number of its candidates in the database."""
         self.bases = Bases()
         self.connections_lost = 0
         self._open: Connection | None = None

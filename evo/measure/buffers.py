@@ -118,7 +118,7 @@ class Operands:
     inputs: Tensors
     outputs: dict[str, torch.Tensor]
     arguments: tuple[object, ...] | None = None
-    """Of an entry point that is called on them, but for a workspace: read once, for all candidates."""
+    """Arguments of an entry point that is called on them, without a workspace: read once, for all candidates."""
 
 
 class Memory(Operands):
