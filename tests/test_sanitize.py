@@ -249,7 +249,7 @@ def told_as_unchecked(toy: str, mode: str, folder: Path, libasan: str = "", *opt
 
 def test_a_winner_is_told_as_not_checked_where_there_is_no_tool(toy: str, tmp_path: Path) -> None:
     remark = told_as_unchecked(toy, "reads beyond", tmp_path, "libasan.so")
-    assert remark.endswith("has no libasan.so, which sanitizing on a CPU needs")
+    assert "has no libasan.so, which sanitizing on a CPU needs" in remark
 
 
 @pytest.mark.parametrize("options", [(), ("--sanitize-finals",)], ids=str)

@@ -175,8 +175,8 @@ def test_a_finished_run_is_searched_on_when_given_more(asked: Any) -> None:
     assert ended.document["candidates"] == 14
     since = ended.document["since_resumed"]
     assert since["candidates"] == 2
-    assert 0 < since["search_s"] < ended.document["search_s"]
-    assert 0 <= sum(ended.document["evaluation_ms"].values()) < 1e3 * since["search_s"]
+    assert 0 <= since["search_s"] < ended.document["search_s"]
+    assert 0 <= sum(ended.document["evaluation_ms"].values()) < 1e3 * (since["search_s"] + 0.005)  # rounded
     assert asked("runs", "--json").document[0]["evaluations"] == 14
     told = asked("resume", "small", "--evaluations", "15").out
     assert re.match(r"run small is resumed: 14 candidates and .+ of searching are kept\n", told)
@@ -195,7 +195,7 @@ def test_a_search_begins_with_what_it_is_to_start_from(asked: Any) -> None:
     what = ("search", "./toy", "--target", "cpu", "--workload", "n=512,dtype=float32", "--evaluations", "5")
     ended = asked(*what, *starts, "--name", "next", "--finalists", "1")
     assert ended.code == 0, ended.err
-    tried = {o["operator"]: o["trials"] for o in asked("operators", "next", "--json").document}
+    tried = {o["operator"]: o["trials"] for o in asked("operators", "next", "--json").document if o["window"] is None}
     assert 2 <= tried["start"] + tried.get("default", 0) <= 3  # a winner may be the default, or what is named
     assert tried["start"] >= 1
 
