@@ -47,6 +47,8 @@ _NO_TIME = 1e19
 """Kernel Tuner writes a huge number in place of the time of what failed."""
 _LEAST_LEFT, _LEAST_OF_BEST = 0.01, 0.001
 """Random search must leave so much of the way from the median to the best, and of the best's time: a score divides by it."""
+_LEAST_TRIES = 30
+"""In fewer evaluations, the best that random search finds is mostly luck."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +108,12 @@ class RecordedSpace:
 
     @property
     def unscored(self) -> str:
-        """Why a score would mean nothing: random search comes so near the best that what is left of the way is noise. Empty
-        if it would mean something."""
+        """Why a score would mean nothing: random search comes so near the best that what is left of the way is noise, or has
+        too few evaluations. Empty if it would mean something."""
         best, median, last = (float(t) for t in (self._best_first[0], np.median(self._best_first), self._random[-1]))
         if last - best >= max(_LEAST_LEFT * (median - best), _LEAST_OF_BEST * best):
-            return ""
+            few = f"the budget is {self._tries[-1]:.0f} evaluations of random search, too few to tell skill from luck"
+            return few if self._tries[-1] < _LEAST_TRIES else ""
         return (
             f"random search comes within {(last - best) / best:.2%} of the best in its {self._tries[-1]:.0f} evaluations,"
             " and a score would divide by that"

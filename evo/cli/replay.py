@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing import connection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import numpy as np
 import psutil
@@ -65,13 +65,13 @@ def replay(
     pairs = [(path, name) for path in spaces for name in dict.fromkeys(names)]
     asked = [(path, name, options[name], in_flight, seed) for seed in range(repeats) for path, name in pairs]
     found: dict[tuple[Path, str], list[Replay]] = {}
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, _interrupt_once)
     interrupted = False
     try:
         for (path, name, *_), made in _replay_all(asked, jobs or os.cpu_count() or 1):
             found.setdefault((path, name), []).append(made)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from now on an interrupt ends the command at once
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the processes have ended: another interrupt ends the command at once
         interrupted = True
         done = sum(map(len, found.values()))
         typer.echo(f"evo: interrupted; the scores are those of {done} of {len(asked)} replays", err=True)
@@ -128,6 +128,12 @@ def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str
 
 
 _Asked = tuple[Path, str, Mapping[str, object], int, int]
+
+
+def _interrupt_once(*_: object) -> NoReturn:
+    """Handles an interrupt; a second one at the same time does not keep the processes from being ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _replay_all(asked: Sequence[_Asked], jobs: int) -> Iterator[tuple[_Asked, Replay]]:

@@ -82,6 +82,10 @@ def make_table(*headings: str, fold: bool = True) -> Table:
 class Terminal(Console):
     """Where a command prints. What it prints comes from databases and files, too: nothing in it is markup."""
 
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process with exit code 1. Raises BrokenPipeError."""
+        raise BrokenPipeError
+
     def say(self, text: str, style: str = "", *, lines: bool = False) -> None:
         """A line as wide as it is, in which nothing moves the cursor. lines: it may be several."""
         self.print(Text(visible(text, lines=lines), style=style), soft_wrap=True)

@@ -190,12 +190,12 @@ class Worker:
                 )
             with STARTING:  # nobody else may read the exit code, as the start of another process does
                 self._process.join()
-                self._exitcode = int(self._process.exitcode or 0)
-                self._process.close()
+                self._exitcode = int(self._process.exitcode or 0)  # not closed: the end of the command may be joining it
                 known_workers.discard(self.pid)
             end_strays()
             self._connection.close()
-            self._output.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._output.unlink()
         return self._exitcode
 
     def last_words(self) -> str:
