@@ -282,13 +282,14 @@ _ENDS = {"killed": -9, "told": 130, "failed": 2, "unread": 130}
 
 @dataclass(kw_only=True)
 class Tally:
-    """What came of one kind of fault. other: whatever else was not as it should be, in words."""
+    """What came of one kind of fault. reasons: why each candidate was blamed. other: whatever else was not as it should be."""
 
     trials: int = 0
     lost: int = 0
     doubled: int = 0
     blamed: int = 0
     tracebacks: int = 0
+    reasons: list[str] = field(default_factory=list)
     other: list[str] = field(default_factory=list)
 
 
@@ -469,12 +470,12 @@ class Faulty:
         tally.lost += sum(found.get(order) != row for order, row in known.items())
         with closing(sqlite3.connect(f"file:{self._db}?mode=ro", uri=True)) as connection:
             orders = [order for (order,) in connection.execute('SELECT "order" FROM candidate')]
-            wrong = connection.execute("SELECT status, count(*) FROM candidate GROUP BY status").fetchall()
+            right = "status IN ('ok', 'same_code')"
+            wrong = connection.execute(f"SELECT status, log FROM candidate WHERE NOT {right} ORDER BY id").fetchall()
         tally.doubled += len(orders) - len(set(orders))
-        blamed = sum(count for status, count in wrong if status not in ("ok", "same_code"))
-        if blamed > self._blamed:
-            tally.blamed += blamed - self._blamed
-            self._blamed = blamed
+        tally.blamed += len(wrong) - self._blamed
+        tally.reasons += [f"{status}: {log[-300:]}" for status, log in wrong[self._blamed :]]
+        self._blamed = len(wrong)
         said = self._output.read_text(errors="replace")
         tally.tracebacks += said.count("Traceback")
         if "Traceback" in said:
@@ -617,7 +618,7 @@ def run_faults(options: argparse.Namespace) -> int:
     for kind, tally in tallies.items():
         print(f"{kind:34}" + "".join(f"{getattr(tally, c):11}" for c in columns) + f"{len(tally.other):11}")
     for kind, tally in tallies.items():
-        for said in tally.other:
+        for said in (*tally.reasons, *tally.other):
             print(f"{kind}: {said}")
     print(f"{sum(t.trials for t in tallies.values())} trials in {(time.monotonic() - began) / 60:.1f} min")
     return int(any(t.lost or t.doubled or t.blamed or t.tracebacks or t.other for t in tallies.values()))
