@@ -282,7 +282,7 @@ _ENDS = {"killed": -9, "told": 130, "failed": 2, "unread": 130}
 
 @dataclass(kw_only=True)
 class Tally:
-    """What came of one kind of fault. reasons: why each candidate was blamed. other: whatever else was not as it should be."""
+    """What came of one kind of fault. reasons: why candidates were blamed. other: whatever else was not as it should be."""
 
     trials: int = 0
     lost: int = 0
