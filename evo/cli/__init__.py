@@ -3,7 +3,9 @@
 import errno
 import gc
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fill_standard_files()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack a sign
-    code = run(arguments)
+    code = _run(arguments)
     gc.freeze()  # the process ends: a last collection would take a sixth of the time of a short command
     sys.exit(code)
 
@@ -66,6 +68,16 @@ def fill_standard_files() -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code. A user's mistake is one sentence on stderr, never a traceback."""
+    if threading.current_thread() is not threading.main_thread():
+        return _run(arguments)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        return _run(arguments)
+    finally:  # a command that was interrupted ignores what comes while it ends
+        signal.signal(signal.SIGINT, before)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if words[0] in _WORKING or (words[0] == "explain" and "--measure" in words):
         from evo.executors._processes import start_server  # other commands do not need it

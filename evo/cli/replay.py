@@ -65,7 +65,7 @@ def replay(
     pairs = [(path, name) for path in spaces for name in dict.fromkeys(names)]
     asked = [(path, name, options[name], in_flight, seed) for seed in range(repeats) for path, name in pairs]
     found: dict[tuple[Path, str], list[Replay]] = {}
-    before = signal.signal(signal.SIGINT, _interrupt_once)
+    signal.signal(signal.SIGINT, _interrupt_once)
     interrupted = False
     try:
         for (path, name, *_), made in _replay_all(asked, jobs or os.cpu_count() or 1):
@@ -79,7 +79,6 @@ def replay(
     means = [mean_of(name, scores) for name in dict.fromkeys(s.sampler for s in scores)]
     figures = _draw(plot, found) if plot is not None else []
     _print(scores, means, figures, plot, repeats, in_flight, json=json)
-    signal.signal(signal.SIGINT, before)
     if interrupted:
         raise typer.Exit(130)
 

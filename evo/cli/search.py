@@ -573,6 +573,8 @@ def _carry_out(
     log = Path(job["log"]) if job.get("log") else None
     outcome = follow(store, run, executor, console, resumed=begun is not None, log=log)
     if outcome is None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is to close what is open
         place = [word for name in _PLACE if job.get(name) for word in (f"--{name}", str(job[name]))]
         command = command_line(db, *(again or ("resume", run.name, *place)))
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
@@ -663,7 +665,7 @@ def follow(
 
                 outcome = execute(run, store, executor, update, on_search=searching.append, on_finals=finals)
             why = str(outcome.reason)
-        except (KeyboardInterrupt, SystemExit):  # the latter is what rich raises when nobody reads the output any more
+        except (KeyboardInterrupt, BrokenPipeError):  # the latter where nobody reads the output any more
             why = str(StopReason.INTERRUPTED)
     return None if why == StopReason.INTERRUPTED else outcome
 

@@ -24,7 +24,7 @@ from evo.errors import DeviceError, EngineError, KernelError, LaunchError
 from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._processes import adopt_orphans, confine, end_with_command, limit_data, name_process, reap_child
-from evo.executors._worker import Worker, WorkerLost, enter_stage
+from evo.executors._worker import MOST_KILLED, Worker, WorkerLost, enter_stage
 from evo.measure import RaceRequest, RaceResult, Request, TaskData
 from evo.problem.kernel import Workload, load_kernel
 from evo.targets import Session, classify, find_target
@@ -212,7 +212,8 @@ class Device:
                 return None
             hint = _HINT if loss.status is Status.TIMEOUT and not self._host_code else ""
             log = f"the device process {loss}{hint}"
-            return self._lost(job, worker, failure(job.request, loss.status, log, worker.found))
+            tries = MOST_KILLED if loss.killed else _ATTEMPTS
+            return self._lost(job, worker, failure(job.request, loss.status, log, worker.found), tries=tries)
         except (EngineError, KernelError) as error:
             stated_wrong = isinstance(error, KernelError) and worker.last_stage == "ready" and job.attempts > 0
             if stated_wrong or not _JUDGED & worker.spent_s.keys():
@@ -242,7 +243,7 @@ class Device:
         job.failed = True
 
     def _lost(
-        self, job: Job, worker: Worker, result: Evaluation | RaceResult, *, named: bool = False
+        self, job: Job, worker: Worker, result: Evaluation | RaceResult, *, named: bool = False, tries: int = _ATTEMPTS
     ) -> Evaluation | RaceResult | None:
         """The result of a candidate that has cost the process, or None if it is to be tried again. named: the device itself
         has named the fault."""
@@ -253,7 +254,7 @@ class Device:
             job.lost_s[stage] = job.lost_s.get(stage, 0.0) + worker.spent_s[stage]
         request = job.request
         beside = isinstance(request, Request) and request.incumbent is not None and "timing" in worker.spent_s
-        if job.attempts < _ATTEMPTS and (beside or not named):
+        if job.attempts < tries and (beside or not named):
             if isinstance(request, Request):
                 job.request = replace(request, incumbent=None)  # alone
             return None

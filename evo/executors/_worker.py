@@ -76,13 +76,17 @@ _SIGNALS = {
 }
 
 
+MOST_KILLED = 4
+"""As often is a task tried whose workers something outside kills; one whose workers die of themselves twice."""
+
+
 class WorkerLost(Exception):
     """The process died, hung or did what no task may do, and has been ended. `str()` says how; `status` is what that
-    stands for."""
+    stands for; `killed`: by something outside (SIGKILL)."""
 
-    def __init__(self, status: Status, text: str) -> None:
+    def __init__(self, status: Status, text: str, *, killed: bool = False) -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.killed = status, killed
 
 
 class _SideEffectError(Exception):
@@ -269,7 +273,7 @@ class Worker:
         text = f"died ({'its file descriptors were closed' if exitcode == _CANNOT_ANSWER else how})"
         if ran_out_of_memory(words):
             status, text = Status.OUT_OF_MEMORY, f"ran out of memory and {text}"
-        return WorkerLost(status, f"{text}: {words}" if words else text)
+        return WorkerLost(status, f"{text}: {words}" if words else text, killed=exitcode == -signal.SIGKILL)
 
 
 def _message_end(received: bytearray) -> int | None:

@@ -32,7 +32,7 @@ from evo.executors._processes import (
     name_process,
     start_server,
 )
-from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
+from evo.executors._worker import MOST_KILLED, Worker, WorkerLost, ran_out_of_memory
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import load_kernel
 from evo.problem.render import render
@@ -271,8 +271,9 @@ class LocalExecutor:
             self._building_at[place] = job.request, time.monotonic()
             return job.request, job.future
 
-    def _build(self, place: int, request: Request, started_s: float, *, again: bool = False) -> Build:
-        """again: a builder died of it before; it is tried twice."""
+    def _build(self, place: int, request: Request, started_s: float, lost: int = 0) -> Build:
+        """lost: so many builders have died of it. It is tried twice, and more often where they were killed: by something
+        outside, which may as well strike again."""
         limit_s = self._build_timeout.limit_s()
         try:
             worker = self._builder(place)
@@ -283,19 +284,19 @@ class LocalExecutor:
             if self._closed or self._winding_down:
                 raise CancelledError from None
             self._losses += 1
-            status, log = Status.CRASH, f"the builder {loss} while it compiled this, twice"
+            status, log = Status.CRASH, f"the builder {loss} while it compiled this, {lost + 1} times"
             if loss.status is Status.TIMEOUT:
                 status, log = Status.COMPILE_TIMEOUT, f"the build took longer than {limit_s:.3g} s"
-            elif not again:
-                return self._build(place, request, started_s, again=True)
+            elif lost + 1 < (MOST_KILLED if loss.killed else 2):
+                return self._build(place, request, started_s, lost + 1)
             elif loss.status is Status.OUT_OF_MEMORY:
                 status, log = loss.status, f"the compiler {loss}"
             seconds = time.monotonic() - started_s
             return Build(status=status, arch=request.arch, compiler="", source_digest="", seconds=seconds, log=log)
         if built.status is Status.OK and not built.cached:
             self._build_timeout.note(built.seconds)
-        if built.status is Status.COMPILE_ERROR and not again and _KILLED.search(built.log):
-            return self._build(place, request, started_s, again=True)
+        if built.status is Status.COMPILE_ERROR and not lost and _KILLED.search(built.log):
+            return self._build(place, request, started_s, lost + 1)
         if built.status is Status.COMPILE_ERROR and ran_out_of_memory(built.log):
             return replace(built, status=Status.OUT_OF_MEMORY)
         return built

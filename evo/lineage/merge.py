@@ -298,13 +298,24 @@ def _wrong(column: Column[Any], value: Any) -> str:
     return ""
 
 
+_OPTIONS = {"sampler": dict, "fixed": dict, "starts": list, "origins": list, "finalists": int, "missing_kinds": dict}
+"""Kinds of a run's options that continuing it relies on."""
+
+
 def _broken_rules(table: Table, row: Row) -> Iterator[str]:
     """What `evo.evaluation` and `evo.lineage.write` hold a row to, beside the kind of its values."""
     known: frozenset[str] = frozenset(RunStatus if table is _RUN else Status)
     if "status" in row and row["status"] not in known:
         yield f"has the unknown status {row['status']!r:.80}"
-    if table is _RUN and not is_run_name(row["name"]):
-        yield f"has the name {row['name']!r:.80}, which none may have"
+    if table is _RUN:
+        if not is_run_name(row["name"]):
+            yield f"has the name {row['name']!r:.80}, which none may have"
+        if row["max_in_flight"] < 1:
+            yield f"has {row['max_in_flight']} candidates in flight at most"
+        if any(limit is not None and type(limit) not in (int, float) for limit in row["budget"].values()):
+            yield f"has the budget {row['budget']}, whose limits are not all numbers"
+        if wrong := [n for n, kind in _OPTIONS.items() if n in row["options"] and type(row["options"][n]) is not kind]:
+            yield f"has the option {wrong[0]} {row['options'][wrong[0]]!r:.80}, which is no {_OPTIONS[wrong[0]].__name__}"
     if table is _TASK:
         dims, options = row["dims"].values(), row["options"].values()
         if any(type(v) is not int for v in dims) or not all(isinstance(v, Value) for v in options):
@@ -353,6 +364,7 @@ def _prove(connection: Connection, run_id: int) -> None:
     if (key := connection.scalar(unheld.limit(1))) is not None:
         raise _Fault(f"candidate {key % ORDERS_PER_RUN} has the time of a final that it did not pass")
     timed = select(t.id).where(t.run_id == run_id, t.candidate_id == i.winner_id, t.task == i.number)
+    timed = timed.where(t.contender == "candidate", t.ratio.is_not(None))
     held = select(f.round).where(f.candidate_id == c.id).exists()
     won = and_(c.task == i.number, m.unrefused(), c.status.in_(PASSED) | held)
     winners = select(i.number, i.winner_id).join(c, and_(c.id == i.winner_id, won), isouter=True)

@@ -36,7 +36,7 @@ class Genome:
         """Raises SpaceError if `text` is not the canonical form of a genome."""
         try:
             return cls.of(json.loads(text)["parameters"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SpaceError(f"not a genome: {text[:80]!r} ({error})") from error
 
     @property

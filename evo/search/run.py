@@ -220,7 +220,8 @@ def execute(
         return Outcome(run=run, reason=reason, search=search, finals=finals)
     except BaseException as error:
         elapsed_s = search.elapsed_s if search else run.elapsed_s
-        why = StopReason.INTERRUPTED if isinstance(error, KeyboardInterrupt) else "stopped by an error"
+        ended = isinstance(error, KeyboardInterrupt | BrokenPipeError)
+        why = StopReason.INTERRUPTED if ended else "stopped by an error"
         with suppress(EvoError):  # if the database itself is what failed, the first error says so
             store.set_status(run, RunStatus.INTERRUPTED, reason=why, elapsed_s=elapsed_s)
         raise
