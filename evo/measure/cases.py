@@ -11,6 +11,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem import derived
 from evo.problem.data import KINDS_OF_NON_FINITE
 from evo.problem.kernel import Case, Dimension, Kernel, Tensors, Workload
-from evo.problem.repair import quotients, repaired, sizes_of, tied_sizes
+from evo.problem.repair import is_legal, quotients, repaired, sized, sizes_of, tied_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +38,10 @@ _OTHER_SIGN = 0.25
 MOST_BYTES, _MOST_FLOPS = 1 << 22, 1 << 27
 """Of one case, so that a float64 reference on a CPU takes milliseconds."""
 _END_BYTES, _LARGE_BYTES = 1 << 26, 1 << 28
-"""Of a case at the end of a dimension, on a GPU: as a rule, and where fewer would not do for `_COUNTER`."""
-_COUNTER = (1 << 16) + 65
+"""Of a case at the end of a dimension, on a GPU: as a rule, and where fewer would not do for `COUNTER`."""
+COUNTER = (1 << 16) + 65
 """A dimension that may be longer has one case that is: a counter of 16 bits wraps around. Where that is too large for a
-finalist, the winner has one with content at both ends alone (`far_cases`)."""
+finalist, the winner has one with content at both ends alone (`evo.measure.far`)."""
 _MOST_CALLS = 1 << 13
 """Of PyTorch's operators by a reference that loops over items: each takes microseconds, whatever it has to do."""
 _PROBED = 4
@@ -60,7 +61,7 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, num
     and may be anything up to the end of its dimension, with less of the others. What `validate` refuses is repaired. The
     rest is as `_like_one` has it."""
     rng, known, fixed = random.Random(seed), kernel.cases(target, workload), kernel.compile_time_dims[target]
-    free, tied = _free(kernel, target), tied_sizes(kernel, fixed)
+    free, tied = free_dims(kernel, target), tied_sizes(kernel, fixed)
     shapes = [quotients(tied, dict(w.dims)) for w in (workload, *(c.workload for c in known))]
     highest = {d.name: max(dims[d.name] for dims in shapes) for d in free}
     special = {d.name: _special_sizes(kernel, target, workload, d) for d in free}
@@ -78,12 +79,12 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, num
         if chosen:  # each in turn, in an order of the seed's
             decks[chosen] = decks[chosen] or [n for sizes in special[chosen] for n in rng.sample(sizes, len(sizes))]
             dims[chosen] = decks[chosen].pop()
-        made = _small(kernel, target, _with(case.workload, sizes_of(tied, dims)), chosen, MOST_BYTES)
+        made = _small(kernel, target, sized(case.workload, sizes_of(tied, dims)), chosen, MOST_BYTES)
         if made is None:
             continue
         if not all(size for _, size in made.dims):  # of nothing, no distribution but the plainest can be drawn
             case = replace(case, data=kernel.data[0])
-        found.append(_named(replace(case, workload=made)))
+        found.append(named(replace(case, workload=made)))
         if len(found) == number:
             break
     return found
@@ -94,10 +95,10 @@ def _small(kernel: Kernel, target: str, workload: Workload, about: str, most_byt
     little enough. None where no such one is found."""
     fixed = kernel.compile_time_dims[target]
     tied = tied_sizes(kernel, fixed)
-    lows = {d.name: max(1, 0 if d.name in tied else d.low) for d in _free(kernel, target)}
+    lows = {d.name: max(1, 0 if d.name in tied else d.low) for d in free_dims(kernel, target)}
     dims = quotients(tied, dict(workload.dims))
     while True:
-        made = repaired(kernel, _with(workload, sizes_of(tied, dims)), pinned=fixed, about=(about,) if about else ())
+        made = repaired(kernel, sized(workload, sizes_of(tied, dims)), pinned=fixed, about=(about,) if about else ())
         if made is None or _affordable(kernel, made, most_bytes):
             return made
         shorter = [n for n, low in lows.items() if dims[n] > low and n != about] or [about]
@@ -136,7 +137,7 @@ def _longest(kernel: Kernel, target: str, workload: Workload, name: str, beside:
     calls = _calls_each(kernel, target, workload, name)
 
     def fits(size: int) -> bool:
-        made = _with(workload, sizes_of(tied, {**dims, name: size}))
+        made = sized(workload, sizes_of(tied, {**dims, name: size}))
         within = all(length <= ranges[n].high for n, length in made.dims)
         return within and size * calls <= _MOST_CALLS and _affordable(kernel, made, most_bytes)
 
@@ -163,8 +164,8 @@ def _calls_each(kernel: Kernel, target: str, workload: Workload, name: str) -> f
     tied, dims = tied_sizes(kernel, kernel.compile_time_dims[target]), _little(kernel, target, workload, 1)
     calls: list[int] = []
     for size in (max(1, dims[name]), max(1, dims[name]) + _PROBED):
-        made = _with(workload, sizes_of(tied, {**dims, name: size}))
-        if kernel.validate(made):
+        made = sized(workload, sizes_of(tied, {**dims, name: size}))
+        if not is_legal(kernel, made):
             return 0.0
         try:
             inputs = kernel.inputs(made, kernel.data[0], torch.Generator().manual_seed(0))
@@ -180,7 +181,7 @@ def _little(kernel: Kernel, target: str, workload: Workload, size: int) -> dict[
     """Quotients, so large where they are free."""
     tied = tied_sizes(kernel, kernel.compile_time_dims[target])
     own = quotients(tied, dict(workload.dims))
-    return {**own, **{d.name: size if d.name in tied else min(max(d.low, size), d.high) for d in _free(kernel, target)}}
+    return {**own, **{d.name: size if d.name in tied else min(max(d.low, size), d.high) for d in free_dims(kernel, target)}}
 
 
 def required_cases(kernel: Kernel, target: str, workload: Workload) -> list[Case]:
@@ -192,13 +193,13 @@ def required_cases(kernel: Kernel, target: str, workload: Workload) -> list[Case
     spare = derived.cases(kernel, target, workload) if wanted else ()
     for case, kinds in zip(spare, _kinds_of_all(kernel, target, workload, spare), strict=True):
         if wanted & kinds:
-            found.append(_named(case))
+            found.append(named(case))
             wanted -= kinds
     tied = tied_sizes(kernel, kernel.compile_time_dims[target])
-    for d in _free(kernel, target):
+    for d in free_dims(kernel, target):
         met = max(quotients(tied, dict(c.workload.dims))[d.name] for c in known)
         if (end := _end(kernel, target, workload, d.name)) and quotients(tied, dict(end.dims))[d.name] > met:
-            found.append(_named(Case("", end, kernel.data[0])))
+            found.append(named(Case("", end, kernel.data[0])))
     return list(dict.fromkeys(found))
 
 
@@ -207,13 +208,14 @@ def _end(kernel: Kernel, target: str, workload: Workload, name: str) -> Workload
     most_bytes = MOST_BYTES if target == "cpu" else _END_BYTES
     for beside in _BESIDE:
         longest = _longest(kernel, target, workload, name, beside, most_bytes)
-        if longest >= _COUNTER:
+        if longest >= COUNTER:
             break
-    if longest < _COUNTER and target != "cpu":
-        longest = max(longest, min(_COUNTER, _longest(kernel, target, workload, name, beside, _LARGE_BYTES)))
+    if longest < COUNTER and target != "cpu":
+        longest = max(longest, min(COUNTER, _longest(kernel, target, workload, name, beside, _LARGE_BYTES)))
     tied = tied_sizes(kernel, kernel.compile_time_dims[target])
     dims = {**_little(kernel, target, workload, beside), name: longest}
-    return _small(kernel, target, _with(workload, sizes_of(tied, dims)), name, _LARGE_BYTES) if longest else None
+    most_bytes *= 4  # with what a repair adds
+    return _small(kernel, target, sized(workload, sizes_of(tied, dims)), name, most_bytes) if longest else None
 
 
 def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -> Case:
@@ -221,8 +223,8 @@ def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -
     rng, known, fixed = random.Random(seed), kernel.cases(target, workload), kernel.compile_time_dims[target]
     for _ in range(_ATTEMPTS):
         case = _like_one(kernel, rng, known, fixed)
-        case = _named(replace(case, workload=_with(case.workload, dict(workload.dims))))
-        if not kernel.validate(case.workload):
+        case = named(replace(case, workload=sized(case.workload, dict(workload.dims))))
+        if is_legal(kernel, case.workload):
             return case
     return Case("", workload, kernel.data[0])
 
@@ -271,28 +273,28 @@ def simpler(kernel: Kernel, target: str, case: Case) -> Iterator[Case]:
     fixed, options = kernel.compile_time_dims[target], dict(case.workload.options)
     tied = tied_sizes(kernel, fixed)
     own = quotients(tied, dict(case.workload.dims))
-    for d in _free(kernel, target):
+    for d in free_dims(kernel, target):
         size, least = own[d.name], 1 if d.name in tied else max(d.low, 1)
         for fewer in dict.fromkeys((least, *(size - (size >> k) for k in range(1, size.bit_length())))):
             if least <= fewer < size:
-                asked = _with(case.workload, sizes_of(tied, {**own, d.name: fewer}))
+                asked = sized(case.workload, sizes_of(tied, {**own, d.name: fewer}))
                 made = repaired(kernel, asked, pinned=fixed, about=(d.name,))
                 if made is not None and math.prod(dict(made.dims).values()) < math.prod(dict(case.workload.dims).values()):
-                    yield _named(replace(case, workload=made))
+                    yield named(replace(case, workload=made))
     plain = (kernel.data[0], *case.data.split(_AND)) if _AND in case.data else kernel.data[:1]
     for data in dict.fromkeys(plain):
         if data != case.data:
-            yield _named(replace(case, data=data))
+            yield named(replace(case, data=data))
     if case.offset:
-        yield _named(replace(case, offset=0))
+        yield named(replace(case, offset=0))
     if isinstance(case.offset, tuple):
         for i in (i for i, elements in enumerate(case.offset) if elements):
-            yield _named(replace(case, offset=(*case.offset[:i], 0, *case.offset[i + 1 :])))
+            yield named(replace(case, offset=(*case.offset[:i], 0, *case.offset[i + 1 :])))
     for name, value in kernel.example(target).options:
         if name not in fixed and options[name] != value:
             workload = replace(case.workload, options=tuple({**options, name: value}.items()))
-            if not kernel.validate(workload):
-                yield _named(replace(case, workload=workload))
+            if is_legal(kernel, workload):
+                yield named(replace(case, workload=workload))
 
 
 def case_text(case: Case) -> str:
@@ -323,57 +325,15 @@ def parse_case(kernel: Kernel, target: str, text: str) -> Case:
     can_be_far = [a.name for a in kernel.arguments if a.stride_of is not None] or [d.name for d in kernel.dimensions]
     if far and far not in can_be_far:
         raise UnknownNameError(f"what kernel {kernel.name} can have far apart", far, can_be_far)
-    return _named(Case("", workload, data, offset, far))
+    return named(Case("", workload, data, offset, far))
 
 
-def _named(case: Case) -> Case:
+def named(case: Case) -> Case:
     return replace(case, name=case_text(case))
 
 
-def _free(kernel: Kernel, target: str) -> list[Dimension]:
+def free_dims(kernel: Kernel, target: str) -> list[Dimension]:
     return [d for d in kernel.dimensions if d.name not in kernel.compile_time_dims[target]]
-
-
-def _with(workload: Workload, dims: Mapping[str, int]) -> Workload:
-    return replace(workload, dims=tuple(dims.items()))
-
-
-WRAP = 1 << 31
-"""Offsets from here on do not fit 32 bits with a sign, and from twice that on no 32 bits."""
-BEYOND = 16
-"""Items beyond a multiple of `WRAP` elements, in a dense far case."""
-
-
-def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
-    """Cases for a candidate that has won (`evo.measure.far`). Of a kernel with stride arguments they are its own small ones,
-    with one stride so large that the tensor spans 2 * WRAP elements. Of any other they are, on a GPU, the workload with so
-    many items of the first free dimension that the largest tensor has some more than WRAP, and than 2 * WRAP, elements; or
-    that a counter of 16 bits wraps around, where no finalist meets that."""
-    absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
-    strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
-    if strides:
-        names = [d.name for d in _free(kernel, target)]
-        own = [c for c in kernel.cases(target, workload) if not c.offset and all(c.workload.dim(n) > 1 for n in names)]
-        own = sorted(own, key=lambda c: kernel.cost(c.workload).bytes)[: -(-len(own) // 2)]
-        turns = ((name, own[turn % len(own) :] + own[: turn % len(own)]) for turn, name in enumerate(strides) if own)
-        return tuple(_named(replace(case, far=name)) for name, cases in turns for case in cases)
-    if target != "cuda" or not _free(kernel, target):
-        return ()
-    free, sizes, found = _free(kernel, target)[0], dict(workload.dims), list[Case]()
-    shapes = [a.shape for a in kernel.arguments if free.name in a.shape and a.name not in absent]
-    item = max((math.prod(sizes[n] for n in shape if n != free.name) for shape in shapes), default=0)
-    if not item:
-        return ()
-    for elements in (WRAP, 2 * WRAP):
-        large = _with(workload, {**sizes, free.name: -(-elements // item) + BEYOND})
-        if large.dim(free.name) <= free.high and not kernel.validate(large):
-            found.append(_named(Case("", large, kernel.data[0], far=free.name)))
-    if free.high >= _COUNTER and item * _COUNTER < WRAP:
-        met = [c.workload.dim(free.name) for c in required_cases(kernel, target, workload)]
-        long = _with(workload, {**sizes, free.name: _COUNTER})
-        if max(met, default=0) < _COUNTER and not kernel.validate(long):  # made where there is no memory for the others
-            found.append(_named(Case("", long, kernel.data[0], far=free.name)))
-    return tuple(found)
 
 
 # -- kinds of cases ---------------------------------------------------------------------------------------------------
@@ -410,7 +370,7 @@ def count_kinds(kernel: Kernel, target: str, workload: Workload) -> CaseKinds:
 def _wanted_kinds(kernel: Kernel, target: str, workload: Workload) -> list[str]:
     import torch
 
-    fixed, free, wanted = kernel.compile_time_dims[target], _free(kernel, target), list[str]()
+    fixed, free, wanted = kernel.compile_time_dims[target], free_dims(kernel, target), list[str]()
     inputs = [a for a in kernel.arguments if a.kind == "input" and (not a.optional or workload.option(a.name))]
     if any(getattr(torch, a.dtype_of(workload)).is_floating_point for a in inputs):
         wanted += _KINDS_OF_DATA
@@ -426,7 +386,7 @@ def _wanted_kinds(kernel: Kernel, target: str, workload: Workload) -> list[str]:
 
 
 def _kinds_of_all(kernel: Kernel, target: str, workload: Workload, cases: Sequence[Case]) -> Iterator[set[str]]:
-    fixed, free = kernel.compile_time_dims[target], _free(kernel, target)
+    fixed, free = kernel.compile_time_dims[target], free_dims(kernel, target)
     tied, of_data = tied_sizes(kernel, fixed), _kinds_of_data(kernel, target, cases)
     rows = [d.name for d in free[:-1] or free]
     for case in cases:
@@ -442,6 +402,8 @@ def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[C
     """What is among the inputs that are drawn for a case, as far as one of few elements shows it."""
     import torch
 
+    from evo.measure.gate import threads_limited  # which needs PyTorch
+
     found: dict[Case, set[str]] = {}
     judged: dict[Case, Case] = {}
     fixed = kernel.compile_time_dims[target]
@@ -449,24 +411,20 @@ def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[C
     for case in (c for c in cases if all(size for _, size in c.workload.dims)):
         dims = quotients(tied, dict(case.workload.dims))
         few = {n: size if n in fixed else min(size, _FEW + size % KINDS_OF_NON_FINITE) for n, size in dims.items()}
-        made = repaired(kernel, _with(case.workload, sizes_of(tied, few)), pinned=fixed)
+        made = repaired(kernel, sized(case.workload, sizes_of(tied, few)), pinned=fixed)
         judged[case] = Case("", made or case.workload, case.data)
-    threads, usual = torch.get_num_threads(), math.inf
-    torch.set_num_threads(1)  # of so little, several that wait for each other take longer
-    try:
-        for one in sorted({*judged.values()}, key=lambda c: (kernel.data.index(c.data), c.workload.key)):  # plainest first
-            kinds = found[one] = set[str]()
+    usual = math.inf
+    for one in sorted(dict.fromkeys(judged.values()), key=lambda c: c.data != kernel.data[0]):  # plainest first
+        kinds = found[one] = set[str]()
+        drawn: Tensors = {}
+        with threads_limited(1), suppress(KernelError, RuntimeError):  # a gate tells of it, and the case is of no kind
             drawn = draw_inputs(kernel, one, torch.Generator().manual_seed(0))
-            for t in (t.double() for t in drawn.values() if t is not None and t.is_floating_point() and t.numel()):
-                sizes = t[t.isfinite()].abs()
-                kinds |= {"nan"} if bool(t.isnan().any()) else set()
-                kinds |= {"inf"} if bool(t.isinf().any()) else set()
-                median = float(sizes.median()) if sizes.numel() else 0.0
-                usual = median or 1.0 if usual == math.inf else usual
-                far = sizes.numel() > 1 and float(sizes.max()) > _OUTLIER * min(usual, median or usual)
-                kinds |= {"outliers"} if far else set()
-    except (KernelError, RuntimeError):  # a gate tells of it, and these are then of no kind
-        pass
-    finally:
-        torch.set_num_threads(threads)
-    return {case: found.get(one, set()) for case, one in judged.items()}
+        for t in (t.double() for t in drawn.values() if t is not None and t.is_floating_point() and t.numel()):
+            sizes = t[t.isfinite()].abs()
+            kinds |= {"nan"} if bool(t.isnan().any()) else set()
+            kinds |= {"inf"} if bool(t.isinf().any()) else set()
+            median = float(sizes.median()) if sizes.numel() else 0.0
+            usual = median or 1.0 if usual == math.inf else usual
+            far = sizes.numel() > 1 and float(sizes.max()) > _OUTLIER * min(usual, median or usual)
+            kinds |= {"outliers"} if far else set()
+    return {case: found[one] for case, one in judged.items()}

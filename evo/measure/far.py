@@ -1,4 +1,4 @@
-"""A candidate where offsets exceed 32 bits: what `evo.measure.cases.far_cases` asks for, made and judged on the device.
+"""Cases where offsets exceed 32 bits, for a candidate that has won; and what they ask for, made and judged on the device.
 
 A view spans 2^32 elements, of which only those of a small tensor are ever touched: on a CPU the rest is address space
 without memory. A dense tensor holds zeros but for a few items at both ends and around each multiple of 2^31 elements. Their
@@ -22,18 +22,20 @@ import torch
 
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Check
-from evo.measure.buffers import Operands, has_room, same
-from evo.measure.cases import BEYOND, WRAP, draw_inputs
+from evo.measure.buffers import Operands, copy_once, has_room, same
+from evo.measure.cases import COUNTER, draw_inputs, free_dims, named, required_cases
 from evo.measure.gate import (
     Call,
     Invocation,
     allocate_outputs,
     case_seed,
     expected_outputs,
+    poison,
     stated_outputs,
     threads_limited,
 )
 from evo.problem.kernel import Case, Kernel, LaunchSequence, Tensors, Workload
+from evo.problem.repair import is_legal, sized
 from evo.problem.space import Point
 from evo.runtime.package import launchable
 from evo.runtime.tolerance import Expected, compare
@@ -46,8 +48,44 @@ _LIMIT_S = 8.0
 """Cases that a slow reference leaves no time for are left out."""
 _SPARE_BYTES = 1 << 30
 """Left free on a GPU, for whoever else uses it."""
+_WRAP = 1 << 31
+"""Offsets from here on do not fit 32 bits with a sign, and from twice that on no 32 bits."""
+_BEYOND = 16
+"""Items beyond a multiple of `_WRAP` elements, in a dense far case."""
 _MAP_NORESERVE = 0x4000
 """Of Linux: no memory has to stand behind the address space."""
+
+
+def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
+    """The cases for a candidate that has won. Of a kernel with stride arguments they are its own small ones,
+    with one stride so large that the tensor spans 2 * _WRAP elements. Of any other they are, on a GPU, the workload with so
+    many items of the first free dimension that the largest tensor has some more than _WRAP, and than 2 * _WRAP, elements; or
+    that a counter of 16 bits wraps around, where no finalist meets that."""
+    absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
+    strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
+    if strides:
+        names = [d.name for d in free_dims(kernel, target)]
+        own = [c for c in kernel.cases(target, workload) if not c.offset and all(c.workload.dim(n) > 1 for n in names)]
+        own = sorted(own, key=lambda c: kernel.cost(c.workload).bytes)[: -(-len(own) // 2)]
+        turns = ((name, own[turn % len(own) :] + own[: turn % len(own)]) for turn, name in enumerate(strides) if own)
+        return tuple(named(replace(case, far=name)) for name, cases in turns for case in cases)
+    if target != "cuda" or not free_dims(kernel, target):
+        return ()
+    free, sizes, found = free_dims(kernel, target)[0], dict(workload.dims), list[Case]()
+    shapes = [a.shape for a in kernel.arguments if free.name in a.shape and a.name not in absent]
+    item = max((prod(sizes[n] for n in shape if n != free.name) for shape in shapes), default=0)
+    if not item:
+        return ()
+    for elements in (_WRAP, 2 * _WRAP):
+        large = sized(workload, {free.name: -(-elements // item) + _BEYOND})
+        if is_legal(kernel, large):
+            found.append(named(Case("", large, kernel.data[0], far=free.name)))
+    long = sized(workload, {free.name: COUNTER})
+    if item * COUNTER < _WRAP and is_legal(kernel, long):
+        met = [c.workload.dim(free.name) for c in required_cases(kernel, target, workload)]
+        if max(met, default=0) < COUNTER:  # made where there is no memory for the others
+            found.append(named(Case("", long, kernel.data[0], far=free.name)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +154,7 @@ def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, ses
 
 
 def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Generator) -> _Made | None:
-    """The tensor of that name spans twice WRAP elements along the axis. Before it lies as much memory as an offset goes back
+    """The tensor of that name spans 2 * _WRAP elements along the axis. Before it lies as much memory as an offset goes back
     that is taken for a negative number of 32 bits: it is to give a wrong result, and no fault."""
     content = draw_inputs(kernel, case, generator)
     inputs, outputs = dict(content), allocate_outputs(kernel, case.workload, generator.device)
@@ -125,21 +163,20 @@ def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Gen
         return None
     strides = list(tensor.select(axis, 0).clone().stride())  # dense but for that axis, in the same order
     strides = [stride if own else 0 for stride, own in zip(strides, tensor.select(axis, 0).stride(), strict=True)]
-    strides.insert(axis, (-(-2 * WRAP // (tensor.shape[axis] - 1)) // _ALIGNMENT + 1) * _ALIGNMENT)
-    front, span = 2 * WRAP, 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
+    strides.insert(axis, (-(-2 * _WRAP // (tensor.shape[axis] - 1)) // _ALIGNMENT + 1) * _ALIGNMENT)
+    front, span = 2 * _WRAP, 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
     memory = _reserve((front + span) * tensor.element_size(), generator.device)
     if memory is None:
         return None
     expected = expected_outputs(kernel, content, case.workload, case.data)
     view = memory.view(tensor.dtype).as_strided(tensor.shape, strides, front)
     if name in inputs:
-        once = tuple(slice(None if stride else 1) for stride in strides)  # of what a stride of 0 repeats
-        view[once].copy_(tensor[once])
+        copy_once(view, tensor)
         inputs[name] = view
     else:
         outputs[name] = view
-    for output in outputs.values():
-        output.fill_(_poison(output.dtype))
+    for e in expected:
+        poison(outputs[e.name], e, e.reference)
     kept = [(n, t, own) for n, own in content.items() if own is not None and (t := inputs[n]) is not None]
     return _Made(
         operands=Operands(inputs, outputs),
@@ -159,18 +196,13 @@ def _reserve(size: int, device: torch.device) -> torch.Tensor | None:
     return None
 
 
-def _poison(dtype: torch.dtype) -> float | bool:
-    """What outputs of a dtype hold before a call: NaN, the largest integer, or true."""
-    return float("nan") if dtype.is_floating_point else dtype == torch.bool or torch.iinfo(dtype).max
-
-
 def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torch.Generator) -> _Made | None:
     """Dense tensors of as many items as the workload has along the dimension that is far, `_runs` of which have content."""
     shapes = {a.name: a.shape for a in kernel.arguments if a.kind != "scalar"}
     axes = {name: shape.index(case.far) for name, shape in shapes.items() if case.far in shape}
     runs = _runs(case, [shapes[name] for name in axes])
-    few = _sized(case.workload, case.far, sum(count for _, count in runs))
-    if kernel.validate(few) or any(a.kind == "input" and not a.shape for a in kernel.arguments):
+    few = sized(case.workload, {case.far: sum(count for _, count in runs)})
+    if not is_legal(kernel, few) or any(a.kind == "input" and not a.shape for a in kernel.arguments):
         return None
     content = draw_inputs(kernel, replace(case, workload=few), generator)
     expected = expected_outputs(kernel, content, few, case.data)
@@ -185,6 +217,9 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     def parts(name: str, whole: torch.Tensor) -> list[torch.Tensor]:
         return [whole.narrow(axes[name], first, count) for first, count in runs] if name in axes else [whole]
 
+    def few_of(name: str, few: torch.Tensor) -> Sequence[torch.Tensor]:
+        return few.split([count for _, count in runs], axes[name]) if name in axes else [few]
+
     def looked_at(name: str) -> torch.Tensor:
         return torch.cat(parts(name, outputs[name]), axes.get(name, 0))
 
@@ -192,12 +227,12 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     for name, t in content.items():
         if t is not None and name in axes:
             whole = t.new_zeros(tuple(case.workload.dim(n) for n in shapes[name]))
-            for part, own in zip(parts(name, whole), t.split([count for _, count in runs], axes[name]), strict=True):
+            for part, own in zip(parts(name, whole), few_of(name, t), strict=True):
                 part.copy_(own)
             inputs[name] = whole
-    for name, output in outputs.items():
-        for part in parts(name, output):
-            part.fill_(_poison(output.dtype))
+    for e in alone:
+        for part, right in zip(parts(e.name, outputs[e.name]), few_of(e.name, e.reference), strict=True):
+            poison(part, e, right)
     return _Made(
         operands=Operands(inputs, outputs),
         given=[],
@@ -206,13 +241,13 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
 
 
 def _runs(case: Case, shapes: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
-    """Which items have content, as (first, count): those near either end, and near each multiple of WRAP elements of the
+    """Which items have content, as (first, count): those near either end, and near each multiple of _WRAP elements of the
     largest of the tensors."""
     total = case.workload.dim(case.far)
     item = max(prod(case.workload.dim(n) for n in shape if n != case.far) for shape in shapes)
     runs: list[tuple[int, int]] = []
-    for mark in (0, *range(WRAP, total * item, WRAP), total * item):
-        first, last = max(mark // item - BEYOND, 0), min(mark // item + BEYOND, total)
+    for mark in (0, *range(_WRAP, total * item, _WRAP), total * item):
+        first, last = max(mark // item - _BEYOND, 0), min(mark // item + _BEYOND, total)
         if runs and first <= sum(runs[-1]):
             runs[-1] = (runs[-1][0], last - runs[-1][0])
         else:
@@ -220,16 +255,12 @@ def _runs(case: Case, shapes: Sequence[tuple[str, ...]]) -> list[tuple[int, int]
     return runs
 
 
-def _sized(workload: Workload, dimension: str, size: int) -> Workload:
-    return replace(workload, dims=tuple((name, size if name == dimension else n) for name, n in workload.dims))
-
-
 def _independent(
     kernel: Kernel, case: Case, few: Workload, content: Tensors, axes: Mapping[str, int], expected: Sequence[Expected]
 ) -> list[Expected]:
     """Those of the outputs that the reference does not change where zeros lie between the items."""
-    twice = _sized(few, case.far, 2 * few.dim(case.far))
-    if kernel.validate(twice):
+    twice = sized(few, {case.far: 2 * few.dim(case.far)})
+    if not is_legal(kernel, twice):
         return []
     wide: dict[str, torch.Tensor | None] = {}
     for name, given in content.items():

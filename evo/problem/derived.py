@@ -77,6 +77,9 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     found = dict[tuple[object, ...], Case]()
     few = {name: min(own[name], 509 if place else 67) for place, name in enumerate(free)}
 
+    def elements(workload: Workload) -> int:
+        return max(math.prod(_shape(a, workload)) for a in kernel.arguments if a.kind != "scalar")
+
     def add(data: str, changed: Mapping[str, Value], offset: int = 0) -> bool:
         """changed: dimensions and options that are others. Whether there is such a problem."""
         chosen = {n: int(changed.get(n, few.get(n, size))) for n, size in own.items()}
@@ -85,7 +88,7 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
         ranges = {d.name: range(d.low, d.high + 1) for d in kernel.dimensions}
         beyond = any(size not in ranges[n] for n, size in asked.dims if n in changed)
         made = None if beyond else repaired(kernel, asked, pinned=compiled_in, about=changed)
-        if made is None:
+        if made is None or elements(made) > 2 * max(_MANY, elements(asked)):
             return False
         now = {**quotients(tied, dict(made.dims)), **dict(made.options)}
         what = [f"{f'{n}/{tied[n]}' if n in tied else n}={now[n]}" for n in changed]
@@ -108,6 +111,7 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     for name in free:
         for size in (0, 1, 3, 17, 64, 127, 769, 1025) if name != free[0] else (0, 1):
             add(first, {name: size})
+    add(first, dict.fromkeys(free[:-1], 1))
     others: list[tuple[str, dict[str, Value], int]] = [(first, {}, 1)]
     for name, value in options.items():
         if name not in compiled_in and isinstance(value, bool):
@@ -120,9 +124,10 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
         if size is None or not add(data, {free[0]: size, **changed}, offset):
             add(data, changed, offset)
     if free:  # more than a persistent grid takes at once, and no whole number of its steps
-        name, elements = free[0], max(math.prod(_shape(a, workload)) for a in kernel.arguments if a.kind != "scalar")
-        many = max(1, own[name] * _MANY // max(1, elements))
-        add(first, {name: (many if target == "cuda" else min(max(own[name], _ROWS), many)) | 1})
+        many = max(1, own[free[0]] * _MANY // max(1, elements(workload)))
+        many = many if target == "cuda" else min(max(own[free[0]], _ROWS), many)
+        while many and not add(first, {free[0]: many | 1}):
+            many //= 2
     return tuple(found.values())
 
 

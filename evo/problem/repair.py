@@ -126,20 +126,21 @@ def find_multiples(kernel: Kernel) -> dict[str, str]:
             base = workload
             if unit == 1:  # which everything is a multiple of
                 size, unit = 3 * size, 3
-                base = _with(workload, {name: size, of: unit})
+                base = sized(workload, {name: size, of: unit})
             if name in found or found.get(of) == name or not size or size % unit or not is_legal(kernel, base):
                 continue
             steps = (unit << k for k in range(_STEPS))
-            whole = [_with(base, {name: size + sign * step}) for step in steps for sign in (1, -1) if sign * step + size > 0]
-            between = [_with(base, {name: size + 1}), _with(base, {name: size - 1})]
+            whole = [sized(base, {name: size + sign * step}) for step in steps for sign in (1, -1) if sign * step + size > 0]
+            between = [sized(base, {name: size + 1}), sized(base, {name: size - 1})]
             others = (u for u in (unit + 1, *(unit * k for k in (3, 5, 7))) if size % u)  # it is a multiple of none of these
-            other = [_with(base, {of: u}) for u in others]
+            other = [sized(base, {of: u}) for u in others]
             if not any(is_legal(kernel, w) for w in (*between, *other)) and any(is_legal(kernel, w) for w in whole):
                 found[name] = of
     return found
 
 
-def _with(workload: Workload, dims: Mapping[str, int]) -> Workload:
+def sized(workload: Workload, dims: Mapping[str, int]) -> Workload:
+    """The workload with these sizes, and its own of the dimensions that are not named."""
     return replace(workload, dims=tuple((n, dims.get(n, size)) for n, size in workload.dims))
 
 

@@ -13,7 +13,7 @@ from evo.evaluation import Build, Evaluation
 from evo.executors import Executor
 from evo.lineage import RunSpec, Stage, gate_seeds
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
-from evo.measure.cases import count_kinds, far_cases, random_cases, required_cases
+from evo.measure.cases import count_kinds, random_cases, required_cases
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Kernel, Limits, Workload, load_kernel
 from evo.problem.space import Space
@@ -109,6 +109,8 @@ class TaskExecutor(TaskData):
 
     def far_cases(self) -> tuple[Case, ...]:
         """For a candidate of this workload that has won."""
+        from evo.measure.far import far_cases  # imports PyTorch
+
         return far_cases(self.problem, self.target, self.workload)
 
     def race(

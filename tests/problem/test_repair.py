@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from evo.errors import KernelError
-from evo.measure.cases import count_kinds, draw_inputs, far_cases, random_cases, required_cases, simpler
+from evo.measure.cases import count_kinds, draw_inputs, random_cases, required_cases, simpler
+from evo.measure.far import far_cases
 from evo.problem.kernel import Argument, Case, Cost, Dimension, Kernel, Tensors, Workload, load_kernel
 from evo.problem.repair import is_legal, repaired
 from evo.search.check import cost_faults
@@ -34,6 +35,57 @@ def test_a_kernel_with_rules_between_sizes_has_cases_of_every_kind(rule: str) ->
     assert len({case.workload for case in cases}) > 10
     wanting = {"one row"} if "16" in rule else set()
     assert {*count_kinds(kernel, "cpu", OWN).missing} == wanting
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("rule", "own", "longest"),
+    [
+        ("rows == cols", {"rows": 128, "cols": 128}, {"rows": 1024, "cols": 1024}),
+        ("n == 2 * m", {"rows": 64, "m": 128, "n": 256}, {"rows": 65_537, "m": 65_537, "n": 65_537}),
+    ],
+)
+def test_a_kernel_of_equal_sizes_has_cases_of_every_kind_and_at_each_end(
+    rule: str, own: dict[str, int], longest: dict[str, int], target: str
+) -> None:
+    workload, last = Workload.of(own, "float32"), [*own][-1]
+    kernel = replace(
+        _with(rule),
+        dimensions=tuple(Dimension(name=name, low=1, high=1 << 20) for name in own),
+        arguments=(
+            Argument(name="x", kind="input", shape=("rows", last)),
+            Argument(name="y", kind="output", shape=("rows", [*own][1])),
+        ),
+        reference=lambda inputs, w: {"y": inputs["x"][:, : w.dim([*own][1])]},  # type: ignore[index]
+        workloads={"cpu": (workload,), "cuda": (workload,)},
+    )
+    cases = [*kernel.cases(target, workload), *required_cases(kernel, target, workload)]
+    assert all(is_legal(kernel, case.workload) for case in cases)
+    assert count_kinds(kernel, target, workload).missing == ()
+    assert {name: max(c.workload.dim(name) for c in cases) >= least for name, least in longest.items()} == dict.fromkeys(
+        own, True
+    )
+    most = {"cpu": 1 << 24, "cuda": 1 << 28}[target]
+    assert max(kernel.cost(c.workload).bytes for c in cases) <= most, "a repair makes no case much larger"
+    drawn = random_cases(kernel, target, workload, seed=1, number=64)
+    assert len({c.workload for c in drawn if is_legal(kernel, c.workload)}) > 25
+
+
+def test_a_kernels_own_case_may_have_two_distributions_or_one_that_cannot_be_drawn() -> None:
+    """It is then of no kind; the others are of theirs."""
+
+    def inputs(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
+        if data == "huge":
+            raise RuntimeError("out of range")
+        return FLAT.inputs(workload, data, generator)
+
+    def cases(target: str, workload: Workload) -> list[Case]:
+        return [Case(data, OWN, data) for data in ("normal", "huge", "tiny+outlier", "non_finite", "of my own")]
+
+    kernel = replace(FLAT, inputs=inputs, cases=cases)
+    counts = count_kinds(kernel, "cpu", OWN).counts
+    assert counts["outliers"] >= 1
+    assert counts["nan"] == counts["inf"] == 1
 
 
 def test_random_cases_of_such_a_kernel_are_as_diverse_as_others() -> None:
