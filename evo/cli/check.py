@@ -181,10 +181,25 @@ def _branch_record(branch: Checked) -> dict[str, Any]:
         "code_bytes": len(binary.code) if binary else None,
         "gate": gate,
         "cases": len(branch.gate_checks),
+        "left_out": _left_out(branch),
         "timed": timed,
         "case": drawn_case(measured.checks[-1]) if measured and measured.checks else "",
         "log": (measured.log if measured and measured.log else "") or (build.log if not binary else ""),
     }
+
+
+def _left_out(checked: Checked) -> list[dict[str, str]]:
+    found = checked.measurement.left_out if checked.measurement is not None else ()
+    return [{"case": case, "reason": reason} for case, reason in found]
+
+
+def _print_left_out(console: Terminal, results: Sequence[dict[str, Any]]) -> None:
+    """How many cases could not be run, and why: a line a reason."""
+    names: dict[str, dict[str, None]] = {}
+    for found in (found for result in results for found in result["left_out"]):
+        names.setdefault(found["reason"], {})[found["case"]] = None
+    for reason, cases in names.items():
+        console.say(f"{counted(len(cases), 'case')} not run: {reason}; the first: {next(iter(cases))}", "dim")
 
 
 def _print_branches(console: Terminal, record: dict[str, Any], again: str, random_cases: int) -> None:
@@ -225,6 +240,7 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
         console.say(f"to repeat the last refusal:  {again} {shlex.join(words)}")
     for untimed in record["not_timed"]:
         console.say(f"{untimed['workload']} was only gated, and not timed: {untimed['reason']}")
+    _print_left_out(console, branches)
     _print_kinds(console, record)
     for fault in record["faults"]:
         console.say(fault, "bold red")
@@ -311,6 +327,7 @@ def _workload_record(result: Checked) -> dict[str, Any]:
         "gate": str(measured.status) if measured else None,
         "passed": result.passed,
         "cases": [asdict(c) for c in checks],
+        "left_out": _left_out(result),
         "not_run": [*(name for name in result.cases if name not in seen), *result.left],
         "log": "" if status.passed else (measured.log if measured else build.log),
     }
@@ -339,6 +356,7 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
             console.say(f"{name}: {status}: {w['log'].strip()}", "red", lines=True)
         if w["not_run"] and w["gate"] not in (None, "ok"):
             console.say(f"{name}: {counted(len(w['not_run']), 'case')} not run after that", "dim")
+    _print_left_out(console, record["workloads"])
     for remark in record["remarks"]:
         console.say(remark, "yellow")
     name = short(record["candidate"])

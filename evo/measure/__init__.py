@@ -13,6 +13,9 @@ from evo.evaluation import Build, Timing
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Workload
 
+NO_MEMORY, NO_TIME = "no memory", "a slow reference leaves no time"
+"""Why a case is left out, though a candidate should be right there."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:

@@ -22,9 +22,11 @@ import torch
 
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Check
+from evo.measure import NO_MEMORY, NO_TIME
 from evo.measure.buffers import Operands, copy_once, has_room, same
 from evo.measure.cases import COUNTER, draw_inputs, free_dims, named, required_cases
 from evo.measure.gate import (
+    UNLAUNCHABLE,
     Call,
     Invocation,
     allocate_outputs,
@@ -45,7 +47,9 @@ _ALIGNMENT = 64
 """Elements that a far stride is a multiple of: whatever is aligned in a dense tensor is so in the view."""
 _EACH = 2
 _LIMIT_S = 8.0
-"""Cases that a slow reference leaves no time for are left out."""
+"""After so long no further case is made."""
+FAILS, _NEAR = "a function of kernel.py fails", "none of its data can lie far apart"
+"""Why a case is left out, beside `evo.measure.NO_MEMORY` and others."""
 _SPARE_BYTES = 1 << 30
 """Left free on a GPU, for whoever else uses it."""
 _WRAP = 1 << 31
@@ -99,26 +103,40 @@ class _Made:
 
 
 def far_checks(
-    kernel: Kernel, target: str, call: Call, point: Point, cases: Sequence[Case], session: Session, seed: int
+    kernel: Kernel,
+    target: str,
+    call: Call,
+    point: Point,
+    cases: Sequence[Case],
+    session: Session,
+    seed: int,
+    left_out: dict[str, str],
 ) -> Iterator[Check]:
-    """For each stride, or dimension, that is far the first _EACH of its cases that can be made; all up to the first that
-    fails. Raises LaunchError."""
+    """Checks, for each stride or dimension that is far, on the first _EACH of its cases that can be made, up to the first
+    that fails. Those that cannot be made are added to `left_out`, by name. Raises LaunchError."""
     made, ends = Counter[str](), time.monotonic() + _LIMIT_S
     for case in cases:
-        if made[case.far] < _EACH and time.monotonic() < ends:
-            check = None
-            with suppress(KernelError):  # a function of the kernel fails at a case that its statement allows
-                sequence = kernel.sequence(target, point, case.workload, session.limits)
-                check = _check(kernel, call, sequence, case, session, seed)
-            if check is not None:
-                made[case.far] += 1
-                yield check
-                if not check.passed:
-                    return
+        late = time.monotonic() > ends
+        if made[case.far] >= (1 if late else _EACH):
+            continue
+        try:
+            sequence = kernel.sequence(target, point, case.workload, session.limits)
+            check = NO_TIME if late else _check(kernel, call, sequence, case, session, seed)
+        except KernelError:  # at what its statement allows
+            check = FAILS
+        if isinstance(check, str):
+            left_out[case.name] = check
+            continue
+        made[case.far] += 1
+        yield check
+        if not check.passed:
+            return
 
 
-def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, session: Session, seed: int) -> Check | None:
-    """None if there is no memory for the case, or nothing in it that is far. Raises LaunchError."""
+def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, session: Session, seed: int) -> Check | str:
+    """The verdict, or why there is none. Raises LaunchError."""
+    if not all(launchable(launch.grid) for launch in sequence.launches):
+        return UNLAUNCHABLE
     generator = torch.Generator(device=session.device).manual_seed(case_seed(seed, case))
     strides = {a.name: a.stride_of for a in kernel.arguments if a.stride_of is not None}
     with threads_limited(1):  # of so little, several that wait for each other and for a core take longer
@@ -126,8 +144,8 @@ def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, ses
             made = _view(kernel, case, *strides[case.far], generator)
         else:
             made = _dense(kernel, case, sequence, generator)
-    if made is None or not all(launchable(launch.grid) for launch in sequence.launches):
-        return None
+    if isinstance(made, str):
+        return made
     try:
         invocation = Invocation(kernel, call, sequence, session)
         invocation(invocation.values(case.workload, made.operands))
@@ -153,21 +171,21 @@ def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, ses
     )
 
 
-def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Generator) -> _Made | None:
+def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Generator) -> _Made | str:
     """The tensor of that name spans 2 * _WRAP elements along the axis. Before it lies as much memory as an offset goes back
     that is taken for a negative number of 32 bits: it is to give a wrong result, and no fault."""
     content = draw_inputs(kernel, case, generator)
     inputs, outputs = dict(content), allocate_outputs(kernel, case.workload, generator.device)
     tensor = inputs[name] if name in inputs else outputs.get(name)
     if tensor is None or tensor.shape[axis] < 2 or not tensor.stride(axis):
-        return None
+        return _NEAR
     strides = list(tensor.select(axis, 0).clone().stride())  # dense but for that axis, in the same order
     strides = [stride if own else 0 for stride, own in zip(strides, tensor.select(axis, 0).stride(), strict=True)]
     strides.insert(axis, (-(-2 * _WRAP // (tensor.shape[axis] - 1)) // _ALIGNMENT + 1) * _ALIGNMENT)
     front, span = 2 * _WRAP, 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
     memory = _reserve((front + span) * tensor.element_size(), generator.device)
     if memory is None:
-        return None
+        return NO_MEMORY
     expected = expected_outputs(kernel, content, case.workload, case.data)
     view = memory.view(tensor.dtype).as_strided(tensor.shape, strides, front)
     if name in inputs:
@@ -196,14 +214,14 @@ def _reserve(size: int, device: torch.device) -> torch.Tensor | None:
     return None
 
 
-def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torch.Generator) -> _Made | None:
+def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torch.Generator) -> _Made | str:
     """Dense tensors of as many items as the workload has along the dimension that is far, `_runs` of which have content."""
     shapes = {a.name: a.shape for a in kernel.arguments if a.kind != "scalar"}
     axes = {name: shape.index(case.far) for name, shape in shapes.items() if case.far in shape}
     runs = _runs(case, [shapes[name] for name in axes])
     few = sized(case.workload, {case.far: sum(count for _, count in runs)})
     if not is_legal(kernel, few) or any(a.kind == "input" and not a.shape for a in kernel.arguments):
-        return None
+        return _NEAR
     content = draw_inputs(kernel, replace(case, workload=few), generator)
     expected = expected_outputs(kernel, content, few, case.data)
     alone = _independent(kernel, case, few, content, axes, expected)
@@ -212,7 +230,7 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     for name in (n for n in axes if n not in content or content[n] is not None):
         size += dtypes[name].itemsize * prod(case.workload.dim(n) for n in shapes[name])
     if not alone or not has_room(generator.device, size + _SPARE_BYTES):
-        return None
+        return NO_MEMORY if alone else _NEAR
 
     def parts(name: str, whole: torch.Tensor) -> list[torch.Tensor]:
         return [whole.narrow(axes[name], first, count) for first, count in runs] if name in axes else [whole]

@@ -81,6 +81,7 @@ _ODD_VALUE = 12288.0
 """Exact in every dtype, and written by no kernel."""
 
 _CHANCE = "another result when launched again"
+UNLAUNCHABLE = "a grid that cannot be launched, whose size launchers leave to PyTorch"
 
 Call = Callable[[Sequence[object], Launch], None]
 """One launch of an entry point: `evo.targets.Loaded`, without its end."""
@@ -175,6 +176,8 @@ class Gate:
         self._held: list[torch.Tensor] = []
         self._sum = 0
         self._sum_now: Callable[[], torch.Tensor] | None = None
+        self.left_out: dict[str, str] = {}
+        """Cases that could not be run, by name, and why; whoever asks for some empties it."""
         self.data_changed = False
         """What candidates are judged by is not as it was made. It lies in memory like the candidates' own, and a stray write
         can reach it past every guard."""
@@ -309,7 +312,8 @@ class Gate:
             try:
                 sequence = self._sequence(point, prepared.case.workload)
                 if checks and not all(launchable(launch.grid) for launch in sequence.launches):
-                    continue  # a size that launchers leave to PyTorch
+                    self.left_out[prepared.case.name] = UNLAUNCHABLE
+                    continue
                 checks.append(self.check(call, sequence, prepared, thorough=thorough))
             except LaunchError as error:
                 raise LaunchError(f"case {prepared.case.name}: {error}") from error

@@ -10,7 +10,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -19,11 +18,11 @@ import torch
 
 from evo.errors import KernelError, LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
-from evo.measure import RaceRequest, RaceResult, Request
+from evo.measure import NO_MEMORY, NO_TIME, RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes, has_room
 from evo.measure.cases import MOST_BYTES, random_case_of
 from evo.measure.clock import CLOSE, USUAL_RACES, Protocol, calls_for, race, sets_for, summarise, usual_us
-from evo.measure.far import far_checks
+from evo.measure.far import FAILS, far_checks
 from evo.measure.gate import (
     Gate,
     Invocation,
@@ -500,11 +499,13 @@ class TimingHarness:
         """Raises LaunchError."""
         started = time.perf_counter()
         own, near = self.kernel.cases(request.target, request.workload), (c for c in request.cases if not c.far)
-        point, far = request.genome.parameters, [c for c in request.cases if c.far]
+        point, far, left_out = request.genome.parameters, [c for c in request.cases if c.far], dict[str, str]()
+        self.gate.left_out = left_out
         checks = self.gate.run(loaded, point, own, self._drawn(near), thorough=bool(request.cases))
         if checks[-1].passed:
-            checks += tuple(far_checks(self.kernel, request.target, loaded, point, far, self._session, self._seed))
-        found = replace(found, checks=checks, gate_seconds=time.perf_counter() - started)
+            checks += tuple(far_checks(self.kernel, request.target, loaded, point, far, self._session, self._seed, left_out))
+        seconds = time.perf_counter() - started
+        found = replace(found, checks=checks, left_out=tuple(left_out.items()), gate_seconds=seconds)
         return found if checks[-1].passed else _refused(found, Status.WRONG)
 
     # -- a random case of the size that is timed -----------------------------------------------------------------------
@@ -526,16 +527,20 @@ class TimingHarness:
         self._share.spend("draw", time.perf_counter() - started, counts=self._draws > 1)
 
     def _drawn(self, cases: Iterable[Case]) -> Iterator[PreparedCase]:
-        """But for those that a function of the kernel fails at, though its statement allows them, and for what is left when
-        a slow reference has taken its time."""
+        """The cases with their data, but for those that the gate then has in `left_out`."""
         ends = time.perf_counter() + _DRAWING_S
         for case in cases:
-            if time.perf_counter() > ends:
-                return
-            with suppress(KernelError):
+            why = NO_TIME if time.perf_counter() > ends else ""
+            try:
                 moved = self.kernel.cost(case.workload).bytes
-                if moved <= MOST_BYTES or has_room(self._session.device, _CASE_BYTES * moved):
+                if moved > MOST_BYTES and not has_room(self._session.device, _CASE_BYTES * moved):
+                    why = why or NO_MEMORY
+                if not why:
                     yield self.gate.prepare(case, kept=False)
+            except KernelError:  # at what its statement allows
+                why = FAILS
+            if why:
+                self.gate.left_out[case.name] = why
 
     def _gate_at_size(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""

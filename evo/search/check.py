@@ -55,7 +55,8 @@ class Checked:
     changes: Point
     """What differs from the default; empty for the default itself."""
     cases: tuple[str, ...]
-    """Names of the gate's cases, in order, with those asked for beyond the kernel's. The gate ends at the first refused."""
+    """Names of the gate's cases, in order, with those asked for beyond the kernel's, without those that are left out. The
+    gate ends at the first refused."""
     left: tuple[str, ...]
     """Names of those that come behind a batch with a refusal."""
     build: Build
@@ -176,13 +177,15 @@ def _batches(task: TaskExecutor, named: tuple[Case, ...], number: int) -> list[t
 def _joined(before: Evaluation, found: Evaluation) -> Evaluation:
     """With what a further batch adds: the kernel's own cases are in each."""
     further = tuple(check for check in found.checks if is_case_text(check.case) or not check.passed)
-    return replace(before if found.status is Status.OK else found, checks=before.checks + further)
+    left_out = tuple(dict.fromkeys(before.left_out + found.left_out))
+    return replace(before if found.status is Status.OK else found, checks=before.checks + further, left_out=left_out)
 
 
 def _run_of(cases: Sequence[Case], measurement: Evaluation | None) -> tuple[str, ...]:
-    """Names of the cases, but of those that are far only what could be made there."""
+    """Names of the cases without those left out; of far ones only those that were made, as the others are spare."""
     made = {check.case for check in measurement.checks} if measurement is not None else set()
-    return tuple(case.name for case in cases if not case.far or case.name in made)
+    left_out = dict(measurement.left_out) if measurement is not None else {}
+    return tuple(c.name for c in cases if c.name in made or not (c.far or c.name in left_out))
 
 
 def _check(

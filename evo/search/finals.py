@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from evo.errors import EvoError
 from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Check, Evaluation, Status, Timing
+from evo.measure import NO_MEMORY, NO_TIME
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
 from evo.sanitize import memory_checker, sanitize
@@ -141,17 +142,17 @@ def _check_memory(task: TaskExecutor, genome: Genome, passed: Evaluation) -> Eva
     """What has passed the gate, refused if the device's memory checker finds a fault. A fault of the tool or the machine
     refuses nothing: then the log says that it was not checked."""
     if not (task.executor.here or task.sanitized):
-        return replace(passed, log=f"{UNCHECKED}: it ran on another machine")
+        return replace(passed, log=f"{UNCHECKED} memory errors: it ran on another machine")
     if task.sanitizing_s < _LEAST_SANITIZING_S:
-        return replace(passed, log=f"{UNCHECKED}: its run has too many workloads")
+        return replace(passed, log=f"{UNCHECKED} memory errors: its run has too many workloads")
     try:
         tool = memory_checker(task.target)
         (report,) = sanitize(task.request(genome), (tool,), seed=task.seed, limit_s=task.sanitizing_s).reports
-        why = report.unfinished
+        why = " ".join(report.unfinished.split())
     except (EvoError, OSError, RuntimeError) as error:  # PyTorch's are RuntimeErrors
         why = str(error).partition("\n")[0]
     if why:
-        return replace(passed, log=f"{UNCHECKED}: {why}")
+        return replace(passed, log=f"{UNCHECKED} memory errors: {why}")
     if report.clean:
         return passed
     said = next(iter((*report.messages, *report.wrong)), f"{report.errors} errors, of which it says nothing more")
@@ -213,6 +214,11 @@ def _confirm(
             finalist.measurement = _check_memory(task, genome, finalist.measurement)
             if not finalist.passed:
                 continue
+        far = {case.name: case.far for case in more_cases if case.far}
+        if without := {far[name]: why for name, why in gated.left_out if name in far and why in (NO_MEMORY, NO_TIME)}:
+            said = f"{UNCHECKED} offsets beyond 32 bits along {', '.join(without)}: {', '.join({*without.values()})}"
+            log = f"{finalist.measurement.log}\n{said}".strip()
+            finalist.measurement = replace(finalist.measurement, log=log)
         for _ in range(_CONFIRMATIONS):
             task.executor.renew_device()
             outcome = task.race([finalist.enter(name), finalist.enter(AA_CONTROL)], task.problem.ceilings, hot=True)
