@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -138,10 +139,14 @@ def sanitize(request: Request, tools: Sequence[str], *, seed: int, limit_s: floa
     if reason := target.runs(request.arch):
         raise DeviceError(f"{reason}: sanitize it where it does")
     source = render(kernel, request.target, request.genome, request.workload, request.arch)
-    session = target.open()
-    job = _Job(kernel, request, source, tuple(_draw_calls(kernel, request, session, seed)), limit_s)
+    with ThreadPoolExecutor(1) as beside:  # the compiler works while PyTorch is imported and data are drawn
+        # -lineinfo leaves the machine code as it is.
+        built = beside.submit(_compile, source, request.arch, target, "-lineinfo") if sanitizer else None
+        calls = tuple(_draw_calls(kernel, request, target.open(), seed))
+        code = built.result() if built else b""
+    job = _Job(kernel, request, source, calls, limit_s)
     reports = tuple(
-        _under_compute_sanitizer(job, tool, sanitizer) if sanitizer else _under_gcc(job, tool) for tool in tools
+        _under_compute_sanitizer(job, tool, sanitizer, code) if sanitizer else _under_gcc(job, tool) for tool in tools
     )
     return Sanitized(source_digest=source.digest, cases=tuple(c.name for c in job.calls), reports=reports)
 
@@ -251,6 +256,15 @@ class _Process:
     failure: str
 
 
+def _compile(source: Source, arch: str, target: Target, *flags: str) -> bytes:
+    source = replace(source, flags=tuple(dict.fromkeys((*source.flags, *flags))))
+    try:
+        with tempfile.TemporaryDirectory(prefix="evo-sanitize-") as name:
+            return target.compile(source, arch, Path(name)).code
+    except CompileError as error:
+        raise EvoError(f"the candidate does not compile with {' '.join(flags)}: {str(error).strip()}") from error
+
+
 @dataclass(frozen=True)
 class _Job:
     kernel: Kernel
@@ -259,13 +273,8 @@ class _Job:
     calls: tuple[_Call, ...]
     limit_s: float
 
-    def compile(self, target: Target, *flags: str) -> bytes:
-        source = replace(self.source, flags=tuple(dict.fromkeys((*self.source.flags, *flags))))
-        try:
-            with tempfile.TemporaryDirectory(prefix="evo-sanitize-") as name:
-                return target.compile(source, self.request.arch, Path(name)).code
-        except CompileError as error:
-            raise EvoError(f"the candidate does not compile with {' '.join(flags)}: {str(error).strip()}") from error
+    def compile_with_gcc(self, *flags: str) -> bytes:
+        return _compile(self.source, self.request.arch, CpuTarget(_COMPILER), *flags)
 
     def run(self, code: bytes, filled: bool, environment: dict[str, str], tool: Sequence[str] = ()) -> _Process:
         """Makes the calls in a process that `tool`, the beginning of its command, starts. filled: whether outputs hold
@@ -346,36 +355,33 @@ _MakeCall = Callable[[Sequence[Launch], Sequence[object], bool], dict[int, bytes
 
 
 def make_calls(name: str) -> None:
-    """What the watched process does: makes the calls that `_Job.run` has left in a folder; each result is a file there. On a
-    CPU it does without PyTorch, which takes seconds to start under a sanitizer. Raises EvoError if the device refuses
-    something."""
+    """What the watched process does: makes the calls that `_Job.run` has left in a folder; each result is a file there.
+
+    It does without PyTorch, which takes seconds to start under a sanitizer. Raises EvoError if the device refuses something.
+    """
     folder = Path(name)
     target, entry, filled, calls = pickle.loads((folder / "calls").read_bytes())
-    make_call = _load_on_cpu(folder) if target == "cpu" else _load_on_gpu(folder, target, entry)
+    make_call = _load_on_cpu(folder) if target == "cpu" else _load_on_gpu(folder, entry)
     for number, (launches, values) in enumerate(calls):
         (folder / str(number)).write_bytes(pickle.dumps(make_call(launches, values, filled)))
 
 
-def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
-    import torch
+def _load_on_gpu(folder: Path, entry: str) -> _MakeCall:
+    from evo.targets._cuda_loaded import Allocation, BareGpu
 
-    session = find_target(target).open()
-    loaded = session.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
+    gpu = BareGpu()
+    loaded = gpu.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
 
     def make_call(launches: Sequence[Launch], values: Sequence[object], filled: bool) -> dict[int, bytes]:
-        held: dict[int, torch.Tensor] = {}
+        memories = {place: value for place, value in enumerate(values) if isinstance(value, _Memory)}
+        held = {place: gpu.allocate(len(memory.data)) for place, memory in memories.items()}
         arguments = list(values)
-        for place, memory in enumerate(values):
-            if isinstance(memory, _Memory):
-                content = bytearray(memory.content(filled))
-                held[place] = torch.empty(len(memory.data), dtype=torch.uint8, device=session.device)
-                arguments[place] = held[place][memory.lead_bytes :]
-                if content:  # copied from the host: fill_ would run a kernel of PyTorch's
-                    held[place][: len(content)].copy_(torch.frombuffer(content, dtype=torch.uint8))
+        for place, memory in memories.items():
+            gpu.write(held[place], memory.content(filled))
+            arguments[place] = Allocation(held[place] + memory.lead_bytes)
         for launch in launches:
             loaded(arguments, replace(launch, programmatic=False))
-        session.synchronize()
-        return {place: tensor.cpu().numpy().tobytes() for place, tensor in held.items()}
+        return {place: gpu.read(address, len(memories[place].data)) for place, address in held.items()}
 
     return make_call
 
@@ -414,14 +420,12 @@ def _load_on_cpu(folder: Path) -> _MakeCall:
     return make_call
 
 
-def _under_compute_sanitizer(job: _Job, tool: str, sanitizer: str) -> Report:
+def _under_compute_sanitizer(job: _Job, tool: str, sanitizer: str, code: bytes) -> Report:
     """Raises DeviceError where the tool does not work."""
-    code = job.compile(find_target("cuda"), "-lineinfo")  # which leaves the machine code as it is
     command = [sanitizer, "--tool", tool, "--error-exitcode", "86", "--target-processes", "all"]
     command += ["--show-backtrace", "no", *_TOOLS["cuda"][tool]]
     filled = tool != "initcheck"  # outputs that were filled count as initialised
-    # With this, every tensor of PyTorch's is an allocation of the driver's.
-    process = job.run(code, filled, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, command)
+    process = job.run(code, filled, {}, command)
     count, found = read_report(process.output)
     ended = not process.failure.startswith("no end")
     if ended and (count is None or "Device not supported" in process.output):
@@ -474,7 +478,7 @@ def _under_gcc(job: _Job, tool: str) -> Report:
     else:
         runtime = _runtime("libasan.so" if tool == "address" else "libubsan.so")
         environment = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": _ASAN, "UBSAN_OPTIONS": "print_stacktrace=0"}
-        processes = [job.run(job.compile(CpuTarget(_COMPILER), *_TOOLS["cpu"][tool]), True, environment)]
+        processes = [job.run(job.compile_with_gcc(*_TOOLS["cpu"][tool]), True, environment)]
         output = processes[0].output
         found = [f"{what}, {place}" for place, what in re.findall(r"(candidate\.cpp:\d+:\d+): runtime error: (.+)", output)]
         found += re.findall(r"^SUMMARY: AddressSanitizer: (.+)$", output, re.MULTILINE)
@@ -487,7 +491,7 @@ def _under_gcc(job: _Job, tool: str) -> Report:
 def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:
     """The processes, and which outputs depend on what unset memory holds."""
     builds = {
-        fill: job.compile(CpuTarget(_COMPILER), *_TOOLS["cpu"]["initcheck"], f"-ftrivial-auto-var-init={name}")
+        fill: job.compile_with_gcc(*_TOOLS["cpu"]["initcheck"], f"-ftrivial-auto-var-init={name}")
         for fill, name in ((0, "zero"), (_PATTERN, "pattern"))
     }
     processes = []

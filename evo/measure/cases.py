@@ -43,7 +43,7 @@ COUNTER = (1 << 16) + 65
 """A dimension that may be longer has one case that is: a counter of 16 bits wraps around. Where that is too large for a
 finalist, the winner has one with content at both ends alone (`evo.measure.far`)."""
 _MOST_CALLS = 1 << 13
-"""Of PyTorch's operators by a reference that loops over items: each takes microseconds, whatever it has to do."""
+"""Of PyTorch's functions by a reference that loops over items: each takes microseconds, whatever it has to do."""
 _PROBED = 4
 """Further items by which this is found."""
 _BESIDE = (3, 1)
@@ -149,15 +149,15 @@ def _longest(kernel: Kernel, target: str, workload: Workload, name: str, beside:
 
 
 def _calls_each(kernel: Kernel, target: str, workload: Workload, name: str) -> float:
-    """How many more of PyTorch's operators the reference calls for each further item of a dimension: 0 where it does not
+    """How many more of PyTorch's functions the reference calls for each further item of a dimension: 0 where it does not
     loop over them."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.overrides import TorchFunctionMode  # a TorchDispatchMode would import PyTorch's compiler, for seconds
 
-    class Counted(TorchDispatchMode):
+    class Counted(TorchFunctionMode):
         number = 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             self.number += 1
             return func(*args, **(kwargs or {}))
 
@@ -169,7 +169,7 @@ def _calls_each(kernel: Kernel, target: str, workload: Workload, name: str) -> f
             return 0.0
         try:
             inputs = kernel.inputs(made, kernel.data[0], torch.Generator().manual_seed(0))
-            with Counted() as counted:  # type: ignore[no-untyped-call]
+            with Counted() as counted:
                 kernel.reference(inputs, made)
         except (KernelError, RuntimeError):  # a gate tells of it
             return 0.0

@@ -10,17 +10,14 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
+from .driver import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, ask, error_text, load_driver
 from .package import Busy, LaunchPlan, Unavailable, Variant, launchable
 
-SMEM_WITHOUT_OPT_IN = 48 * 1024
-PORTABLE_CLUSTER = 8
 _STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
-_CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
 _NO_CONTEXT = 201
 _CAPTURE_ERRORS = range(900, 920)
 _RELAXED = 2  # CUstreamCaptureMode
@@ -33,56 +30,6 @@ _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.
 current_stream: Callable[[int], int] = getattr(
     torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
 )
-
-
-class _LaunchAttribute(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
-
-
-class _LaunchConfig(ctypes.Structure):
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("smem_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_LaunchAttribute)),
-        ("attribute_count", ctypes.c_uint),
-    )
-
-
-@cache
-def load_driver() -> Any:
-    """Raises Unavailable."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise Unavailable(f"there is no CUDA driver ({error})") from error
-    if not hasattr(library, "cuLaunchKernelEx"):
-        raise Unavailable("the CUDA driver is older than CUDA 11.8")
-    library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
-    if failure := library.cuInit(0):
-        raise Unavailable(f"the CUDA driver does not start: {_error_text(library, failure)}")
-    return library
-
-
-def _error_text(driver: Any, error: int) -> str:
-    name = ctypes.c_char_p()
-    driver.cuGetErrorName(error, ctypes.byref(name))
-    return f"{(name.value or b'CUDA error').decode()} ({error})"
-
-
-def _ask(function: str, failing: str, *arguments: Any) -> None:
-    """Calls a function of the driver. Raises Unavailable: what fails, and CUDA's name for the error."""
-    driver = load_driver()
-    if error := getattr(driver, function)(*arguments):
-        raise Unavailable(f"{failing}: {_error_text(driver, error)}")
-
-
-def driver_version() -> int:
-    """13010 of one for CUDA 13.1. Raises Unavailable."""
-    version = ctypes.c_int()
-    _ask("cuDriverGetVersion", "the CUDA driver does not tell its version", ctypes.byref(version))
-    return version.value
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +65,7 @@ class Function:
 
 @contextmanager
 def _context(context: int) -> Iterator[None]:
-    _ask("cuCtxPushCurrent_v2", "the GPU's context cannot be used", ctypes.c_void_p(context))
+    ask("cuCtxPushCurrent_v2", "the GPU's context cannot be used", ctypes.c_void_p(context))
     try:
         yield
     finally:
@@ -150,8 +97,8 @@ def beside_captures() -> Iterator[None]:
 def load_image(variant: Variant, name: str, image: bytes, index: int) -> Function:
     """Code of a variant's, a cubin or PTX, that messages call `name`. Raises Unavailable."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    _ask("cuDeviceGet", "the GPU does not answer", ctypes.byref(device), index)
-    _ask("cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", ctypes.byref(context), device)
+    ask("cuDeviceGet", "the GPU does not answer", ctypes.byref(device), index)
+    ask("cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", ctypes.byref(context), device)
     assert context.value is not None
     with beside_captures(), _context(context.value):
         handles = _load_functions(image, name, variant)
@@ -162,60 +109,31 @@ def load_image(variant: Variant, name: str, image: bytes, index: int) -> Functio
 def _load_functions(image: bytes, name: str, variant: Variant) -> tuple[tuple[int, int], ...]:
     module, fails, found = ctypes.c_void_p(), f"{name} does not load", ctypes.c_int()
     # The terminating NUL that ctypes sees to is what PTX needs; a cubin knows its own length.
-    _ask("cuModuleLoadData", fails, ctypes.byref(module), image)
+    ask("cuModuleLoadData", fails, ctypes.byref(module), image)
 
     def look_up(symbol: str) -> ctypes.c_void_p:
         function = ctypes.c_void_p()
         missing = f"{name} has no entry point {symbol}"
-        _ask("cuModuleGetFunction", missing, ctypes.byref(function), module, symbol.encode())
+        ask("cuModuleGetFunction", missing, ctypes.byref(function), module, symbol.encode())
         # Also has a driver that loads lazily load the code now, and not amid a later capture.
-        _ask("cuFuncGetAttribute", fails, ctypes.byref(found), _REGISTERS, function)
+        ask("cuFuncGetAttribute", fails, ctypes.byref(found), _REGISTERS, function)
         return function
 
     def prepared(plan: LaunchPlan) -> tuple[int, int]:
         entry = variant.entry(plan)
         unaligned = look_up(f"{entry}_unaligned").value if plan.alignment > 1 else 0
         function = look_up(entry)
-        _ask("cuFuncGetAttribute", fails, ctypes.byref(found), _STATIC_SMEM, function)
+        ask("cuFuncGetAttribute", fails, ctypes.byref(found), _STATIC_SMEM, function)
         if plan.smem_bytes + found.value > SMEM_WITHOUT_OPT_IN:
             needed = f"{name} needs {plan.smem_bytes} bytes of shared memory a block"
-            _ask("cuFuncSetAttribute", needed, function, _DYNAMIC_SMEM, plan.smem_bytes)
+            ask("cuFuncSetAttribute", needed, function, _DYNAMIC_SMEM, plan.smem_bytes)
         if plan.cluster > PORTABLE_CLUSTER:
-            _ask("cuFuncSetAttribute", f"{name} needs clusters of {plan.cluster} blocks", function, _LARGE_CLUSTER, 1)
+            ask("cuFuncSetAttribute", f"{name} needs clusters of {plan.cluster} blocks", function, _LARGE_CLUSTER, 1)
         assert function.value is not None
         assert unaligned is not None
         return function.value, unaligned
 
     return tuple(map(prepared, variant.plans))
-
-
-class Frame:
-    """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns.
-
-    cuLaunchKernelEx takes four parameters, where cuLaunchKernel takes eleven that ctypes would convert every time.
-    """
-
-    def __init__(
-        self, blocks: tuple[int, int, int], threads: int, smem_bytes: int, cluster: int, programmatic: bool, arguments: int
-    ) -> None:
-        self.words = ctypes.create_string_buffer(8 * arguments)
-        base = ctypes.addressof(self.words)
-        self._pointers = (ctypes.c_void_p * arguments)(*(base + 8 * i for i in range(arguments)))
-        attributes = []
-        if cluster > 1:
-            attributes.append(_LaunchAttribute(id=_CLUSTER_DIMENSION, value=(cluster, 1, 1)))
-        if programmatic:
-            attributes.append(_LaunchAttribute(id=_PROGRAMMATIC, value=(1,)))
-        self._attributes = (_LaunchAttribute * len(attributes))(*attributes)
-        self.config = _LaunchConfig(
-            grid=blocks,
-            block=(threads, 1, 1),
-            smem_bytes=smem_bytes,
-            attributes=ctypes.cast(self._attributes, ctypes.POINTER(_LaunchAttribute)),
-            attribute_count=len(attributes),
-        )
-        self.address = ctypes.c_void_p(ctypes.addressof(self.config))
-        self.arguments = ctypes.c_void_p(ctypes.addressof(self._pointers))
 
 
 class CudaCall:
@@ -258,7 +176,7 @@ class CudaCall:
             frames.append(frame)
             if error:
                 if error not in _CAPTURE_ERRORS:
-                    self._retire(self.variant.index, self._index, f"a launch failed: {_error_text(self._driver, error)}")
+                    self._retire(self.variant.index, self._index, f"a launch failed: {error_text(self._driver, error)}")
                 return False
         return True
 

@@ -15,6 +15,7 @@ from torch.backends.cuda import cudnn_sdp_enabled, flash_sdp_enabled, math_sdp_e
 
 from . import cpu, cuda
 from .choice import CLOSE, EXACT, FAR, Family, Member, bucket_of, in_order, is_measured, member_of, members_of
+from .driver import driver_version
 from .jit import Jit
 from .package import MANIFEST, Busy, Package, Unavailable, Variant, digest, faster_torch, in_words, keep, kept
 from .trial import Call, Loaded, Table, race
@@ -273,7 +274,7 @@ class Dispatch(Table):
         if device < 0:
             machine = [cpu.model(), torch.get_num_threads()]
         else:
-            machine = [torch.cuda.get_device_name(device), cuda.driver_version(), torch.backends.cudnn.version()]
+            machine = [torch.cuda.get_device_name(device), driver_version(), torch.backends.cudnn.version()]
         machine += [enabled() for enabled in _BACKENDS]
         return f"race-{digest(self.package.read(MANIFEST), torch.__version__, *map(str, (*machine, *common)))}"
 

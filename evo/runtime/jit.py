@@ -17,6 +17,7 @@ import torch
 
 from . import cpu, cuda, nvrtc
 from .choice import factors, rank
+from .driver import driver_version
 from .package import Package, Unavailable, Variant, digest, keep, kept
 from .trial import Loaded, aside, try_out
 
@@ -82,7 +83,7 @@ class Jit:
         else:
             compiler, properties = nvrtc.compiler(), torch.cuda.get_device_properties(device)
             arch = compiler.arch_for((properties.major, properties.minor), variant.arch)
-            how = [str(compiler), arch, properties.name, str(cuda.driver_version())]
+            how = [str(compiler), arch, properties.name, str(driver_version())]
         # What is kept was found right with these, and is looked at again with others.
         frontends = [p for folder in package.folders for p in sorted(folder.glob("_shared/*.py"))]
         judges = [*frontends, *(Path(__file__).with_name(name) for name in ("trial.py", "tolerance.py"))]

@@ -76,7 +76,7 @@ def cases(target: str, tuned: Workload) -> list[Case]:
         case("peaked", (1, 2, 2, 128, 257), lse=True),
         case("needle", (1, 2, 2, 257, 257), lse=True),
         case("needle", (2, 4, 2, 65, 129), layout="packed"),
-        case("huge_scores", (1, 6, 2, 129, 257), lse=True),
+        case("huge_scores", (1, 6, 2, 33, 129), lse=True),
         case("uniform_keys", (1, 2, 2, 31, 129), lse=True),
         case("large_logits", (1, 2, 2, 64, 257), lse=True),
         case("large_logits", (1, 2, 2, 257, 128)),

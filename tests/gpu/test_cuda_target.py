@@ -17,7 +17,8 @@ from evo.measure.buffers import has_room
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
 from evo.targets import find_target
-from evo.targets._cuda_session import CudaLoaded, CudaSession
+from evo.targets._cuda_loaded import CudaLoaded
+from evo.targets._cuda_session import CudaSession
 from evo.targets.cuda import arch_limits
 from tests.ended import run_python
 

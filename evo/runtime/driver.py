@@ -1,0 +1,95 @@
+"""The CUDA driver by ctypes, and one launch as it wants it. Nothing here imports PyTorch.
+
+Reference: CUDA Driver API, sections Module Management and Execution Control.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from .package import Unavailable
+
+SMEM_WITHOUT_OPT_IN = 48 * 1024
+PORTABLE_CLUSTER = 8
+_CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
+
+
+class _LaunchAttribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@cache
+def load_driver() -> Any:
+    """Raises Unavailable."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise Unavailable(f"there is no CUDA driver ({error})") from error
+    if not hasattr(library, "cuLaunchKernelEx"):
+        raise Unavailable("the CUDA driver is older than CUDA 11.8")
+    library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+    if failure := library.cuInit(0):
+        raise Unavailable(f"the CUDA driver does not start: {error_text(library, failure)}")
+    return library
+
+
+def error_text(driver: Any, error: int) -> str:
+    name = ctypes.c_char_p()
+    driver.cuGetErrorName(error, ctypes.byref(name))
+    return f"{(name.value or b'CUDA error').decode()} ({error})"
+
+
+def ask(function: str, failing: str, *arguments: Any) -> None:
+    """Calls a function of the driver. Raises Unavailable: what fails, and CUDA's name for the error."""
+    driver = load_driver()
+    if error := getattr(driver, function)(*arguments):
+        raise Unavailable(f"{failing}: {error_text(driver, error)}")
+
+
+def driver_version() -> int:
+    """13010 of one for CUDA 13.1. Raises Unavailable."""
+    version = ctypes.c_int()
+    ask("cuDriverGetVersion", "the CUDA driver does not tell its version", ctypes.byref(version))
+    return version.value
+
+
+class Frame:
+    """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns.
+
+    cuLaunchKernelEx takes four parameters, where cuLaunchKernel takes eleven that ctypes would convert every time.
+    """
+
+    def __init__(
+        self, blocks: tuple[int, int, int], threads: int, smem_bytes: int, cluster: int, programmatic: bool, arguments: int
+    ) -> None:
+        self.words = ctypes.create_string_buffer(8 * arguments)
+        base = ctypes.addressof(self.words)
+        self._pointers = (ctypes.c_void_p * arguments)(*(base + 8 * i for i in range(arguments)))
+        attributes = []
+        if cluster > 1:
+            attributes.append(_LaunchAttribute(id=_CLUSTER_DIMENSION, value=(cluster, 1, 1)))
+        if programmatic:
+            attributes.append(_LaunchAttribute(id=_PROGRAMMATIC, value=(1,)))
+        self._attributes = (_LaunchAttribute * len(attributes))(*attributes)
+        self.config = _LaunchConfig(
+            grid=blocks,
+            block=(threads, 1, 1),
+            smem_bytes=smem_bytes,
+            attributes=ctypes.cast(self._attributes, ctypes.POINTER(_LaunchAttribute)),
+            attribute_count=len(attributes),
+        )
+        self.address = ctypes.c_void_p(ctypes.addressof(self.config))
+        self.arguments = ctypes.c_void_p(ctypes.addressof(self._pointers))
