@@ -251,8 +251,8 @@ class Evaluation:
     build: Build | None = None
     """None in what a device process found out: whoever asked it has the build."""
     checks: tuple[Check, ...] = ()
-    left_out: tuple[tuple[str, str], ...] = ()
-    """Cases that were asked for and could not be run, each with the reason."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """By name of a case, why it could not be run."""
     timings: tuple[Timing, ...] = ()
     log: str = ""
     same_code_as: int | None = None

@@ -12,14 +12,14 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem import derived
 from evo.problem.data import KINDS_OF_NON_FINITE
 from evo.problem.kernel import Case, Dimension, Kernel, Tensors, Workload
-from evo.problem.repair import is_legal, quotients, repaired, sized, sizes_of, tied_sizes
+from evo.problem.repair import is_legal, quotients, repaired, resized, sized, tied_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -54,22 +54,22 @@ _AND = "+"
 
 
 def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, number: int) -> list[Case]:
-    """So many, or fewer where few draws are legal; the first are those of `required_cases`.
+    """So many cases, or fewer where few draws are legal; the first are those of `required_cases`, whatever their number.
 
     Sizes that are not compiled in, or quotients of those that have to be multiples of others (`Kernel.multiples`), are
     log-uniform up to the workload's own or the largest of the kernel's cases. In half of all cases one of them is special,
     and may be anything up to the end of its dimension, with less of the others. What `validate` refuses is repaired. The
     rest is as `_like_one` has it."""
     rng, known, fixed = random.Random(seed), kernel.cases(target, workload), kernel.compile_time_dims[target]
-    free, tied = free_dims(kernel, target), tied_sizes(kernel, fixed)
-    shapes = [quotients(tied, dict(w.dims)) for w in (workload, *(c.workload for c in known))]
+    free = free_dims(kernel, target)
+    shapes = [quotients(kernel, fixed, w) for w in (workload, *(c.workload for c in known))]
     highest = {d.name: max(dims[d.name] for dims in shapes) for d in free}
     special = {d.name: _special_sizes(kernel, target, workload, d) for d in free}
     decks: dict[str, list[int]] = {d.name: [] for d in free}
-    found = required_cases(kernel, target, workload)[:number]
+    found = required_cases(kernel, target, workload)
     for _ in range(_ATTEMPTS * (number - len(found))):
         case = _like_one(kernel, rng, known, fixed)
-        dims = quotients(tied, dict(case.workload.dims))
+        dims = quotients(kernel, fixed, case.workload)
         for d in free:
             if (turn := rng.random()) < 0.6:
                 dims[d.name] = max(min(d.low, highest[d.name]), int(math.exp(rng.uniform(0, math.log(highest[d.name] + 1)))))
@@ -79,7 +79,7 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, num
         if chosen:  # each in turn, in an order of the seed's
             decks[chosen] = decks[chosen] or [n for sizes in special[chosen] for n in rng.sample(sizes, len(sizes))]
             dims[chosen] = decks[chosen].pop()
-        made = _small(kernel, target, sized(case.workload, sizes_of(tied, dims)), chosen, MOST_BYTES)
+        made = _small(kernel, target, resized(kernel, fixed, case.workload, dims), chosen, MOST_BYTES)
         if made is None:
             continue
         if not all(size for _, size in made.dims):  # of nothing, no distribution but the plainest can be drawn
@@ -94,11 +94,10 @@ def _small(kernel: Kernel, target: str, workload: Workload, about: str, most_byt
     """The workload, repaired, with less of its largest free dimensions, the one that the case is about last, until it costs
     little enough. None where no such one is found."""
     fixed = kernel.compile_time_dims[target]
-    tied = tied_sizes(kernel, fixed)
-    lows = {d.name: max(1, 0 if d.name in tied else d.low) for d in free_dims(kernel, target)}
-    dims = quotients(tied, dict(workload.dims))
+    lows = {d.name: max(1, d.low) for d in free_dims(kernel, target)}
+    dims = quotients(kernel, fixed, workload)
     while True:
-        made = repaired(kernel, sized(workload, sizes_of(tied, dims)), pinned=fixed, about=(about,) if about else ())
+        made = repaired(kernel, resized(kernel, fixed, workload, dims), pinned=fixed, about=(about,) if about else ())
         if made is None or _affordable(kernel, made, most_bytes):
             return made
         shorter = [n for n, low in lows.items() if dims[n] > low and n != about] or [about]
@@ -116,39 +115,35 @@ def _affordable(kernel: Kernel, workload: Workload, most_bytes: int) -> bool:
 def _special_sizes(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) -> tuple[list[int], list[int]]:
     """Sizes that templates have paths of their own for, and those beside them, up to the longest that is affordable: the
     less likely and the likeliest."""
-    name, tied = dimension.name, tied_sizes(kernel, kernel.compile_time_dims[target])
-    longest = _longest(kernel, target, workload, name, 1, MOST_BYTES)
+    longest = _longest(kernel, target, workload, dimension, 1, MOST_BYTES)
     likely = {2**k for k in range(5, 32)} | {*range(1024, 16385, 1024)} | {1000 * k for k in range(1, 11)}
     found = {2**k + step for k in range(32) for step in (-1, 0, 1)}
     found |= {*range(256, 8193, 256), *(1024 * k for k in range(17, 65))}
     found |= {digit * 10**k for k in range(7) for digit in (1, 2, 3, 5)}
     for w in (workload, *(w for of_target in kernel.workloads.values() for w in of_target)):
-        own = quotients(tied, dict(w.dims))[name]
+        own = quotients(kernel, kernel.compile_time_dims[target], w)[dimension.name]
         found |= {own, own - 1, own + 1, own + 8, 2 * own, 2 * own + 1, 3 * own}
     within = range(max(1, dimension.low), longest + 1)
     return sorted(n for n in found - likely if n in within) or [within.start], sorted(n for n in likely if n in within)
 
 
-def _longest(kernel: Kernel, target: str, workload: Workload, name: str, beside: int, most_bytes: int) -> int:
+def _longest(kernel: Kernel, target: str, workload: Workload, dimension: Dimension, beside: int, most_bytes: int) -> int:
     """The largest size that the range of a free dimension and so many bytes allow beside little of the others."""
-    fixed, ranges = kernel.compile_time_dims[target], {d.name: d for d in kernel.dimensions}
-    tied = tied_sizes(kernel, fixed)
-    dims = _little(kernel, target, workload, beside)
-    calls = _calls_each(kernel, target, workload, name)
+    calls = _calls_each(kernel, target, workload, dimension)
 
     def fits(size: int) -> bool:
-        made = sized(workload, sizes_of(tied, {**dims, name: size}))
-        within = all(length <= ranges[n].high for n, length in made.dims)
+        made = _little(kernel, target, workload, beside, {dimension.name: size})
+        within = all(made.dim(d.name) <= d.high for d in kernel.dimensions)
         return within and size * calls <= _MOST_CALLS and _affordable(kernel, made, most_bytes)
 
-    low, high = 0, ranges[name].high + 1
+    low, high = 0, dimension.high + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
-def _calls_each(kernel: Kernel, target: str, workload: Workload, name: str) -> float:
+def _calls_each(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) -> float:
     """How many more of PyTorch's functions the reference calls for each further item of a dimension: 0 where it does not
     loop over them."""
     import torch
@@ -161,10 +156,9 @@ def _calls_each(kernel: Kernel, target: str, workload: Workload, name: str) -> f
             self.number += 1
             return func(*args, **(kwargs or {}))
 
-    tied, dims = tied_sizes(kernel, kernel.compile_time_dims[target]), _little(kernel, target, workload, 1)
-    calls: list[int] = []
-    for size in (max(1, dims[name]), max(1, dims[name]) + _PROBED):
-        made = sized(workload, sizes_of(tied, {**dims, name: size}))
+    calls, least = list[int](), max(1, dimension.low)
+    for size in (least, least + _PROBED):
+        made = _little(kernel, target, workload, 1, {dimension.name: size})
         if not is_legal(kernel, made):
             return 0.0
         try:
@@ -177,17 +171,16 @@ def _calls_each(kernel: Kernel, target: str, workload: Workload, name: str) -> f
     return (calls[1] - calls[0]) / _PROBED
 
 
-def _little(kernel: Kernel, target: str, workload: Workload, size: int) -> dict[str, int]:
-    """Quotients, so large where they are free."""
-    tied = tied_sizes(kernel, kernel.compile_time_dims[target])
-    own = quotients(tied, dict(workload.dims))
-    return {**own, **{d.name: size if d.name in tied else min(max(d.low, size), d.high) for d in free_dims(kernel, target)}}
+def _little(kernel: Kernel, target: str, workload: Workload, size: int, chosen: Mapping[str, int]) -> Workload:
+    """The workload with so little of each free dimension but those chosen."""
+    little = {d.name: min(max(d.low, size), d.high) for d in free_dims(kernel, target)}
+    return resized(kernel, kernel.compile_time_dims[target], workload, {**little, **chosen})
 
 
 def required_cases(kernel: Kernel, target: str, workload: Workload) -> list[Case]:
     """What a finalist meets whatever is drawn: derived cases of the kinds that the kernel's own lack, and one at the end of
     each free dimension, if none of its own is that long."""
-    known = kernel.cases(target, workload)
+    known, fixed = kernel.cases(target, workload), kernel.compile_time_dims[target]
     wanted = {*_wanted_kinds(kernel, target, workload)}.difference(*_kinds_of_all(kernel, target, workload, known))
     found = []
     spare = derived.cases(kernel, target, workload) if wanted else ()
@@ -195,27 +188,24 @@ def required_cases(kernel: Kernel, target: str, workload: Workload) -> list[Case
         if wanted & kinds:
             found.append(named(case))
             wanted -= kinds
-    tied = tied_sizes(kernel, kernel.compile_time_dims[target])
     for d in free_dims(kernel, target):
-        met = max(quotients(tied, dict(c.workload.dims))[d.name] for c in known)
-        if (end := _end(kernel, target, workload, d.name)) and quotients(tied, dict(end.dims))[d.name] > met:
+        met = max(quotients(kernel, fixed, c.workload)[d.name] for c in known)
+        if (end := _end(kernel, target, workload, d)) and quotients(kernel, fixed, end)[d.name] > met:
             found.append(named(Case("", end, kernel.data[0])))
     return list(dict.fromkeys(found))
 
 
-def _end(kernel: Kernel, target: str, workload: Workload, name: str) -> Workload | None:
+def _end(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) -> Workload | None:
     """A workload with as much of a dimension as is affordable."""
     most_bytes = MOST_BYTES if target == "cpu" else _END_BYTES
     for beside in _BESIDE:
-        longest = _longest(kernel, target, workload, name, beside, most_bytes)
+        longest = _longest(kernel, target, workload, dimension, beside, most_bytes)
         if longest >= COUNTER:
             break
     if longest < COUNTER and target != "cpu":
-        longest = max(longest, min(COUNTER, _longest(kernel, target, workload, name, beside, _LARGE_BYTES)))
-    tied = tied_sizes(kernel, kernel.compile_time_dims[target])
-    dims = {**_little(kernel, target, workload, beside), name: longest}
-    most_bytes *= 4  # with what a repair adds
-    return _small(kernel, target, sized(workload, sizes_of(tied, dims)), name, most_bytes) if longest else None
+        longest = max(longest, min(COUNTER, _longest(kernel, target, workload, dimension, beside, _LARGE_BYTES)))
+    made = _little(kernel, target, workload, beside, {dimension.name: longest})
+    return _small(kernel, target, made, dimension.name, 4 * most_bytes) if longest else None  # with what a repair adds
 
 
 def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -> Case:
@@ -271,13 +261,12 @@ def draw_inputs(kernel: Kernel, case: Case, generator: torch.Generator) -> Tenso
 def simpler(kernel: Kernel, target: str, case: Case) -> Iterator[Case]:
     """Cases that ask less than this one: of fewer elements, of plain data, aligned, without options."""
     fixed, options = kernel.compile_time_dims[target], dict(case.workload.options)
-    tied = tied_sizes(kernel, fixed)
-    own = quotients(tied, dict(case.workload.dims))
+    own = quotients(kernel, fixed, case.workload)
     for d in free_dims(kernel, target):
-        size, least = own[d.name], 1 if d.name in tied else max(d.low, 1)
+        size, least = own[d.name], max(d.low, 1)
         for fewer in dict.fromkeys((least, *(size - (size >> k) for k in range(1, size.bit_length())))):
             if least <= fewer < size:
-                asked = sized(case.workload, sizes_of(tied, {**own, d.name: fewer}))
+                asked = resized(kernel, fixed, case.workload, {d.name: fewer})
                 made = repaired(kernel, asked, pinned=fixed, about=(d.name,))
                 if made is not None and math.prod(dict(made.dims).values()) < math.prod(dict(case.workload.dims).values()):
                     yield named(replace(case, workload=made))
@@ -333,7 +322,10 @@ def named(case: Case) -> Case:
 
 
 def free_dims(kernel: Kernel, target: str) -> list[Dimension]:
-    return [d for d in kernel.dimensions if d.name not in kernel.compile_time_dims[target]]
+    """The dimensions that are not compiled in; one that has to be a multiple of another may have a quotient of 1."""
+    fixed = kernel.compile_time_dims[target]
+    tied = tied_sizes(kernel, fixed)
+    return [replace(d, low=min(d.low, 1)) if d.name in tied else d for d in kernel.dimensions if d.name not in fixed]
 
 
 # -- kinds of cases ---------------------------------------------------------------------------------------------------
@@ -347,24 +339,14 @@ _FEW = 6 * KINDS_OF_NON_FINITE
 """Size of free dimensions, at most, where a distribution is judged by what it draws; a few more, as `draw` goes by them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseKinds:
-    """How many of a kernel's gate cases for a workload are of each kind that its arguments ask for.
+def count_kinds(kernel: Kernel, target: str, workload: Workload) -> dict[str, int]:
+    """How many of a kernel's own cases, and of those that every finalist meets, are of each kind that its arguments ask for.
 
     The kinds are: data with NaN, Inf or outliers; one row and many, where rows are all free dimensions but the innermost; a
-    free dimension that is no power of two; a misaligned address; each switch among the options on and off. missing: those
-    that not even `required_cases` have."""
-
-    counts: Mapping[str, int]
-    missing: tuple[str, ...]
-
-
-def count_kinds(kernel: Kernel, target: str, workload: Workload) -> CaseKinds:
-    """Counts the kinds of a kernel's own cases and of those that every finalist meets."""
+    free dimension that is no power of two; a misaligned address; each switch among the options on and off."""
     cases = (*kernel.cases(target, workload), *required_cases(kernel, target, workload))
     found = Counter(kind for kinds in _kinds_of_all(kernel, target, workload, cases) for kind in kinds)
-    counts = {kind: found[kind] for kind in _wanted_kinds(kernel, target, workload)}
-    return CaseKinds(counts=counts, missing=tuple(kind for kind, number in counts.items() if not number))
+    return {kind: found[kind] for kind in _wanted_kinds(kernel, target, workload)}
 
 
 def _wanted_kinds(kernel: Kernel, target: str, workload: Workload) -> list[str]:
@@ -376,8 +358,7 @@ def _wanted_kinds(kernel: Kernel, target: str, workload: Workload) -> list[str]:
         wanted += _KINDS_OF_DATA
     rows = free[:-1] or free
     if rows:
-        tied = tied_sizes(kernel, fixed)
-        wanted += ["one row"] if all(d.name in tied or d.low <= 1 for d in rows) else []
+        wanted += ["one row"] if all(d.low <= 1 for d in rows) else []
         wanted += ["many rows"] if math.prod(d.high for d in rows) >= _MANY else []
         wanted += ["no power of two"]
     wanted += ["misaligned"] if inputs else []
@@ -387,10 +368,10 @@ def _wanted_kinds(kernel: Kernel, target: str, workload: Workload) -> list[str]:
 
 def _kinds_of_all(kernel: Kernel, target: str, workload: Workload, cases: Sequence[Case]) -> Iterator[set[str]]:
     fixed, free = kernel.compile_time_dims[target], free_dims(kernel, target)
-    tied, of_data = tied_sizes(kernel, fixed), _kinds_of_data(kernel, target, cases)
+    of_data = _kinds_of_data(kernel, target, cases)
     rows = [d.name for d in free[:-1] or free]
     for case in cases:
-        dims = quotients(tied, dict(case.workload.dims))
+        dims = quotients(kernel, fixed, case.workload)
         kinds, number = {*of_data.get(case, ())}, math.prod(dims[n] for n in rows)
         kinds |= {kind for kind, so in (("one row", number == 1), ("many rows", number >= _MANY)) if so and rows}
         kinds |= {"no power of two"} if any(dims[d.name] & (dims[d.name] - 1) for d in free) else set()
@@ -407,11 +388,10 @@ def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[C
     found: dict[Case, set[str]] = {}
     judged: dict[Case, Case] = {}
     fixed = kernel.compile_time_dims[target]
-    tied = tied_sizes(kernel, fixed)
     for case in (c for c in cases if all(size for _, size in c.workload.dims)):
-        dims = quotients(tied, dict(case.workload.dims))
+        dims = quotients(kernel, fixed, case.workload)
         few = {n: size if n in fixed else min(size, _FEW + size % KINDS_OF_NON_FINITE) for n, size in dims.items()}
-        made = repaired(kernel, sized(case.workload, sizes_of(tied, few)), pinned=fixed)
+        made = repaired(kernel, resized(kernel, fixed, case.workload, few), pinned=fixed)
         judged[case] = Case("", made or case.workload, case.data)
     usual = math.inf
     for one in sorted(dict.fromkeys(judged.values()), key=lambda c: c.data != kernel.data[0]):  # plainest first

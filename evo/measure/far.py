@@ -15,23 +15,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 
 import torch
 
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Check
-from evo.measure import NO_MEMORY, NO_TIME
+from evo.measure import FAILING, NO_MEMORY, NO_TIME, NOT_FAR, UNLAUNCHABLE
 from evo.measure.buffers import Operands, copy_once, has_room, same
 from evo.measure.cases import COUNTER, draw_inputs, free_dims, named, required_cases
 from evo.measure.gate import (
-    UNLAUNCHABLE,
     Call,
+    Gate,
     Invocation,
     allocate_outputs,
     case_seed,
     expected_outputs,
+    figures,
     poison,
     stated_outputs,
     threads_limited,
@@ -41,15 +41,12 @@ from evo.problem.repair import is_legal, sized
 from evo.problem.space import Point
 from evo.runtime.package import launchable
 from evo.runtime.tolerance import Expected, compare
-from evo.targets import Session
 
 _ALIGNMENT = 64
 """Elements that a far stride is a multiple of: whatever is aligned in a dense tensor is so in the view."""
 _EACH = 2
 _LIMIT_S = 8.0
 """After so long no further case is made."""
-FAILS, _NEAR = "a function of kernel.py fails", "none of its data can lie far apart"
-"""Why a case is left out, beside `evo.measure.NO_MEMORY` and others."""
 _SPARE_BYTES = 1 << 30
 """Left free on a GPU, for whoever else uses it."""
 _WRAP = 1 << 31
@@ -94,38 +91,29 @@ def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ..
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A call that is ready to be made: its tensors, and where to look for what each input holds (name, place, content) and
-    for what each output is to be."""
+    """A call that is ready to be made: its tensors, where to look for what each input holds (name, place, content), what
+    outputs should be, and what there is of one, by name."""
 
     operands: Operands
     given: Sequence[tuple[str, torch.Tensor, torch.Tensor]]
-    judged: Sequence[tuple[Expected, Callable[[], torch.Tensor]]]
+    expected: Sequence[Expected]
+    output: Callable[[str], torch.Tensor]
 
 
-def far_checks(
-    kernel: Kernel,
-    target: str,
-    call: Call,
-    point: Point,
-    cases: Sequence[Case],
-    session: Session,
-    seed: int,
-    left_out: dict[str, str],
-) -> Iterator[Check]:
+def far_checks(gate: Gate, call: Call, point: Point, cases: Sequence[Case]) -> Iterator[Check]:
     """Checks, for each stride or dimension that is far, on the first _EACH of its cases that can be made, up to the first
-    that fails. Those that cannot be made are added to `left_out`, by name. Raises LaunchError."""
+    that fails. The gate has those that cannot be made in `left_out`. Raises LaunchError."""
     made, ends = Counter[str](), time.monotonic() + _LIMIT_S
     for case in cases:
         late = time.monotonic() > ends
         if made[case.far] >= (1 if late else _EACH):
             continue
         try:
-            sequence = kernel.sequence(target, point, case.workload, session.limits)
-            check = NO_TIME if late else _check(kernel, call, sequence, case, session, seed)
+            check = NO_TIME if late else _check(gate, call, gate.sequence(point, case.workload), case)
         except KernelError:  # at what its statement allows
-            check = FAILS
+            check = FAILING
         if isinstance(check, str):
-            left_out[case.name] = check
+            gate.left_out[case.name] = check
             continue
         made[case.far] += 1
         yield check
@@ -133,11 +121,12 @@ def far_checks(
             return
 
 
-def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, session: Session, seed: int) -> Check | str:
+def _check(gate: Gate, call: Call, sequence: LaunchSequence, case: Case) -> Check | str:
     """The verdict, or why there is none. Raises LaunchError."""
+    kernel, session, seed = gate.kernel, gate.session, case_seed(gate.seed, case)
     if not all(launchable(launch.grid) for launch in sequence.launches):
         return UNLAUNCHABLE
-    generator = torch.Generator(device=session.device).manual_seed(case_seed(seed, case))
+    generator = torch.Generator(device=session.device).manual_seed(seed)
     strides = {a.name: a.stride_of for a in kernel.arguments if a.stride_of is not None}
     with threads_limited(1):  # of so little, several that wait for each other and for a core take longer
         if case.far in strides:
@@ -152,9 +141,9 @@ def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, ses
         session.synchronize()
     except LaunchError as refused:
         raise LaunchError(f"case {case.name}: {refused}") from refused
-    error, judged, reason = None, made.judged[0][0], ""
-    for judged, output in made.judged:
-        error, wrong = compare(output(), judged)
+    error, judged, reason = None, made.expected[0], ""
+    for judged in made.expected:
+        error, wrong = compare(made.output(judged.name), judged)
         if wrong:
             reason = f"{judged.name}: {wrong}"
             break
@@ -163,11 +152,9 @@ def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, ses
     return Check(
         case=case.name,
         passed=not reason,
-        error=error,
-        allowed=judged.largest_allowed,
-        torch_error=judged.torch_error,
+        **figures(error, judged),
         reason=reason,
-        seed=case_seed(seed, case),
+        seed=seed,
     )
 
 
@@ -178,7 +165,7 @@ def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Gen
     inputs, outputs = dict(content), allocate_outputs(kernel, case.workload, generator.device)
     tensor = inputs[name] if name in inputs else outputs.get(name)
     if tensor is None or tensor.shape[axis] < 2 or not tensor.stride(axis):
-        return _NEAR
+        return NOT_FAR
     strides = list(tensor.select(axis, 0).clone().stride())  # dense but for that axis, in the same order
     strides = [stride if own else 0 for stride, own in zip(strides, tensor.select(axis, 0).stride(), strict=True)]
     strides.insert(axis, (-(-2 * _WRAP // (tensor.shape[axis] - 1)) // _ALIGNMENT + 1) * _ALIGNMENT)
@@ -199,7 +186,8 @@ def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Gen
     return _Made(
         operands=Operands(inputs, outputs),
         given=[(n, t, own.clone() if t is own else own) for n, t, own in kept],
-        judged=[(e, partial(outputs.__getitem__, e.name)) for e in expected],
+        expected=expected,
+        output=outputs.__getitem__,
     )
 
 
@@ -221,7 +209,7 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     runs = _runs(case, [shapes[name] for name in axes])
     few = sized(case.workload, {case.far: sum(count for _, count in runs)})
     if not is_legal(kernel, few) or any(a.kind == "input" and not a.shape for a in kernel.arguments):
-        return _NEAR
+        return NOT_FAR
     content = draw_inputs(kernel, replace(case, workload=few), generator)
     expected = expected_outputs(kernel, content, few, case.data)
     alone = _independent(kernel, case, few, content, axes, expected)
@@ -230,7 +218,7 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     for name in (n for n in axes if n not in content or content[n] is not None):
         size += dtypes[name].itemsize * prod(case.workload.dim(n) for n in shapes[name])
     if not alone or not has_room(generator.device, size + _SPARE_BYTES):
-        return NO_MEMORY if alone else _NEAR
+        return NO_MEMORY if alone else NOT_FAR
 
     def parts(name: str, whole: torch.Tensor) -> list[torch.Tensor]:
         return [whole.narrow(axes[name], first, count) for first, count in runs] if name in axes else [whole]
@@ -251,11 +239,7 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     for e in alone:
         for part, right in zip(parts(e.name, outputs[e.name]), few_of(e.name, e.reference), strict=True):
             poison(part, e, right)
-    return _Made(
-        operands=Operands(inputs, outputs),
-        given=[],
-        judged=[(e, partial(looked_at, e.name)) for e in alone],
-    )
+    return _Made(operands=Operands(inputs, outputs), given=[], expected=alone, output=looked_at)
 
 
 def _runs(case: Case, shapes: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:

@@ -33,6 +33,7 @@ import torch
 
 from evo.errors import EvoError, KernelError, LaunchError
 from evo.evaluation import Check
+from evo.measure import UNLAUNCHABLE
 from evo.measure.buffers import (
     GUARD_BYTES,
     HUGE,
@@ -81,7 +82,6 @@ _ODD_VALUE = 12288.0
 """Exact in every dtype, and written by no kernel."""
 
 _CHANCE = "another result when launched again"
-UNLAUNCHABLE = "a grid that cannot be launched, whose size launchers leave to PyTorch"
 
 Call = Callable[[Sequence[object], Launch], None]
 """One launch of an entry point: `evo.targets.Loaded`, without its end."""
@@ -170,14 +170,14 @@ class Gate:
     """Prepares cases once per process and judges candidates on them."""
 
     def __init__(self, kernel: Kernel, target: str, session: Session, seed: int) -> None:
-        self._kernel, self._target, self._session, self._seed = kernel, target, session, seed
+        self.kernel, self.target, self.session, self.seed = kernel, target, session, seed
         self._hazards = session.hazards
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
         self._held: list[torch.Tensor] = []
         self._sum = 0
         self._sum_now: Callable[[], torch.Tensor] | None = None
         self.left_out: dict[str, str] = {}
-        """Cases that could not be run, by name, and why; whoever asks for some empties it."""
+        """By name, why a case could not be run; whoever asks for some begins with none."""
         self.data_changed = False
         """What candidates are judged by is not as it was made. It lies in memory like the candidates' own, and a stray write
         can reach it past every guard."""
@@ -192,8 +192,8 @@ class Gate:
                 trials = tuple(map(self._repeatable, made.trials))
                 self._prepared[case, repeated] = replace(made, trials=trials)
             return self._prepared[case, repeated]
-        on_cpu = self._session.device.type == "cpu"
-        alone = on_cpu and self._kernel.cost(case.workload).bytes <= MOST_BYTES
+        on_cpu = self.session.device.type == "cpu"
+        alone = on_cpu and self.kernel.cost(case.workload).bytes <= MOST_BYTES
         with threads_limited(1 if alone else 0):
             made = self._make(case, repeated=repeated, kept=False)
         # What is drawn for one candidate is called from fewer threads, too, as by a model.
@@ -201,10 +201,10 @@ class Gate:
         return replace(made, alone=alone, trials=tuple(replace(t, threads=threads) for t in made.trials))
 
     def _make(self, case: Case, *, repeated: bool, kept: bool) -> PreparedCase:
-        seed = case_seed(self._seed, case)
-        device = self._session.device
+        seed = case_seed(self.seed, case)
+        device = self.session.device
         generator = torch.Generator(device=device).manual_seed(seed)
-        outputs = allocate_outputs(self._kernel, case.workload, device)
+        outputs = allocate_outputs(self.kernel, case.workload, device)
 
         def image(inputs: Tensors, expected: tuple[Expected, ...], guard: int) -> Memory:
             made = Memory(layout, device)
@@ -213,16 +213,16 @@ class Gate:
                 poison(made.outputs[e.name], e, e.reference)
             return made
 
-        data = draw_inputs(self._kernel, case, generator)
+        data = draw_inputs(self.kernel, case, generator)
         wide = device.type == "cuda" or repeated or not kept
         layout = Layout(data, outputs, case.offset, guard_bytes=WIDE_GUARD_BYTES if wide else GUARD_BYTES)
-        expected = expected_outputs(self._kernel, data, case.workload, case.data)
+        expected = expected_outputs(self.kernel, data, case.workload, case.data)
         here, plain = Memory(layout, device), image(data, expected, NAN)
         trials = [_Trial(memory=here, image=plain, inputs=data, expected=expected)]
         if repeated:
-            _check_own(self._kernel, case, expected)
-            other = draw_inputs(self._kernel, case, generator)
-            wanted = expected_outputs(self._kernel, other, case.workload, case.data)
+            _check_own(self.kernel, case, expected)
+            other = draw_inputs(self.kernel, case, generator)
+            wanted = expected_outputs(self.kernel, other, case.workload, case.data)
             there, odd = Memory(layout, device), image(data, expected, HUGE)
             stale = image(data, expected, HUGE)
             for e in wanted:
@@ -245,9 +245,9 @@ class Gate:
         PyTorch loads a GPU kernel when it is first called, tens of milliseconds each: a gate of three milliseconds takes
         half a second in a new process. Limits of time would have to allow for that.
         """
-        workspace = tuple((a.name, 1) for a in self._kernel.arguments if a.kind == "workspace")
+        workspace = tuple((a.name, 1) for a in self.kernel.arguments if a.kind == "workspace")
         once = LaunchSequence(launches=(Launch(grid=(1, 1, 1), block=(1, 1, 1)),), workspace=workspace)
-        for number, case in enumerate(self._kernel.cases(self._target, workload)):
+        for number, case in enumerate(self.kernel.cases(self.target, workload)):
             prepared = self.prepare(case, repeated=number == 0)
             self.check(partial(_write_reference, cycle(prepared.trials)), once, prepared)
             if number == 0:
@@ -268,7 +268,7 @@ class Gate:
             return self._check(call, sequence, prepared, thorough)
 
     def _check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase, thorough: bool) -> Check:
-        invocation = Invocation(self._kernel, call, sequence, self._session)
+        invocation = Invocation(self.kernel, call, sequence, self.session)
         first = prepared.trials[-1].first or {}
         for number, trial in enumerate(prepared.trials, 1):
             found, of, reason = self._try(invocation, prepared.case, trial)
@@ -310,7 +310,7 @@ class Gate:
         own = (self.prepare(case, repeated=not number) for number, case in enumerate(cases))
         for prepared in chain(own, drawn):
             try:
-                sequence = self._sequence(point, prepared.case.workload)
+                sequence = self.sequence(point, prepared.case.workload)
                 if checks and not all(launchable(launch.grid) for launch in sequence.launches):
                     self.left_out[prepared.case.name] = UNLAUNCHABLE
                     continue
@@ -320,7 +320,7 @@ class Gate:
             if not checks[-1].passed:
                 break
         if self._sum_now is None:
-            self._sum_now = self._session.repeatable(partial(sum_of, self._held))
+            self._sum_now = self.session.repeatable(partial(sum_of, self._held))
         self.data_changed = int(self._sum_now()) % (1 << 64) != self._sum
         if self.data_changed and checks[-1].passed:
             reason = "memory far from its inputs and outputs was written, by which others are judged"
@@ -331,8 +331,8 @@ class Gate:
             checks += [smallest] if smallest is not None else []
         return tuple(checks)
 
-    def _sequence(self, point: Point, workload: Workload) -> LaunchSequence:
-        return self._kernel.sequence(self._target, point, workload, self._session.limits)
+    def sequence(self, point: Point, workload: Workload) -> LaunchSequence:
+        return self.kernel.sequence(self.target, point, workload, self.session.limits)
 
     def _smallest(self, call: Call, point: Point, failed: Case, reason: str, *, repeated: bool) -> Check | None:
         """The check of the smallest and plainest case found that still fails for that reason, but for its numbers: one thing
@@ -341,7 +341,7 @@ class Gate:
         deadline = time.monotonic() + _SMALLER_S
         simple: Case | None = case
         while simple is not None:
-            for simple in simpler(self._kernel, self._target, case):
+            for simple in simpler(self.kernel, self.target, case):
                 if simple in tried:
                     continue
                 if len(tried) > _SMALLER_CASES or time.monotonic() > deadline:
@@ -349,7 +349,7 @@ class Gate:
                 tried.add(simple)
                 try:
                     prepared = self.prepare(simple, repeated=repeated, kept=False)
-                    check = self.check(call, self._sequence(point, simple.workload), prepared)
+                    check = self.check(call, self.sequence(point, simple.workload), prepared)
                 except (EvoError, RuntimeError, MemoryError):
                     return found  # a launch that fails may have broken the device
                 if not check.passed and _NUMBER.sub("", check.reason) == kind:
@@ -360,7 +360,7 @@ class Gate:
         return found
 
     def _repeatable(self, trial: _Trial) -> _Trial:
-        again = self._session.repeatable
+        again = self.session.repeatable
         return replace(trial, begin=again(partial(self._begin, trial)), flags=again(partial(_flags, trial)))
 
     def _begin(self, trial: _Trial, shared: int = NAN) -> None:
@@ -379,7 +379,7 @@ class Gate:
             values = invocation.values(case.workload, memory)
             with threads_limited(trial.threads):
                 invocation(values)
-            self._session.synchronize()
+            self.session.synchronize()
 
     def _try(self, invocation: Invocation, case: Case, trial: _Trial) -> tuple[float | None, Expected, str]:
         """(largest error, the output it is of, reason for refusal or ""); of outputs that are right, one that has errors."""
@@ -410,7 +410,7 @@ class Gate:
         """The first case once more, behind a kernel that writes its inputs late."""
         trial = prepared.trials[0]
         trial.memory.bytes.copy_(trial.image.bytes)
-        return begins_early(self._session, trial.memory, invocation, prepared.case.workload)
+        return begins_early(self.session, trial.memory, invocation, prepared.case.workload)
 
     def _try_held(self, invocation: Invocation, prepared: PreparedCase, thorough: bool) -> str:
         """The first case once more, where some blocks have to wait until others have ended. Only blocks with workspace are
@@ -418,7 +418,7 @@ class Gate:
         if self._hazards is None or not (thorough or invocation.workspace.tensors):
             return ""
         case, trial = prepared.case, prepared.trials[0]
-        found = rooms(invocation.launches, self._session.limits.multiprocessors, all_of_them=thorough)
+        found = rooms(invocation.launches, self.session.limits.multiprocessors, all_of_them=thorough)
         for room in found:
             _, _, reason = self._try(invocation.held(self._hazards, room), case, trial)
             if reason:
@@ -442,7 +442,7 @@ class Gate:
         if any(differs(trial) for _ in range(_REPEATS)):
             wrong_again = any(compare(trial.memory.outputs[e.name], e)[1] for e in trial.expected)
             return _CHANCE if wrong_again or trial.first is not None else "right when launched again"
-        quiet = Memory(trial.memory.layout, self._session.device)
+        quiet = Memory(trial.memory.layout, self.session.device)
         quiet.fill(trial.inputs, ZERO)
         for e in trial.expected:
             bits(quiet.outputs[e.name]).copy_(bits(trial.image.outputs[e.name]))

@@ -18,11 +18,11 @@ import torch
 
 from evo.errors import KernelError, LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
-from evo.measure import NO_MEMORY, NO_TIME, RaceRequest, RaceResult, Request
+from evo.measure import FAILING, NO_MEMORY, NO_TIME, RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes, has_room
 from evo.measure.cases import MOST_BYTES, random_case_of
 from evo.measure.clock import CLOSE, USUAL_RACES, Protocol, calls_for, race, sets_for, summarise, usual_us
-from evo.measure.far import FAILS, far_checks
+from evo.measure.far import far_checks
 from evo.measure.gate import (
     Gate,
     Invocation,
@@ -499,13 +499,13 @@ class TimingHarness:
         """Raises LaunchError."""
         started = time.perf_counter()
         own, near = self.kernel.cases(request.target, request.workload), (c for c in request.cases if not c.far)
-        point, far, left_out = request.genome.parameters, [c for c in request.cases if c.far], dict[str, str]()
-        self.gate.left_out = left_out
+        point, far = request.genome.parameters, [c for c in request.cases if c.far]
+        self.gate.left_out = {}
         checks = self.gate.run(loaded, point, own, self._drawn(near), thorough=bool(request.cases))
         if checks[-1].passed:
-            checks += tuple(far_checks(self.kernel, request.target, loaded, point, far, self._session, self._seed, left_out))
+            checks += tuple(far_checks(self.gate, loaded, point, far))
         seconds = time.perf_counter() - started
-        found = replace(found, checks=checks, left_out=tuple(left_out.items()), gate_seconds=seconds)
+        found = replace(found, checks=checks, left_out=self.gate.left_out, gate_seconds=seconds)
         return found if checks[-1].passed else _refused(found, Status.WRONG)
 
     # -- a random case of the size that is timed -----------------------------------------------------------------------
@@ -538,7 +538,7 @@ class TimingHarness:
                 if not why:
                     yield self.gate.prepare(case, kept=False)
             except KernelError:  # at what its statement allows
-                why = FAILS
+                why = FAILING
             if why:
                 self.gate.left_out[case.name] = why
 

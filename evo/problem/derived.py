@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from evo.problem.data import KINDS_OF_NON_FINITE, draw
 from evo.problem.kernel import Argument, Case, Cost, Kernel, Tensors, Workload
-from evo.problem.repair import quotients, repaired, sizes_of, tied_sizes
+from evo.problem.repair import quotients, repaired, resized, tied_sizes
 from evo.problem.space import Value
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     repaired, what the case is about last of all."""
     compiled_in, first = kernel.compile_time_dims[target], kernel.data[0]
     free = [d.name for d in kernel.dimensions if d.name not in compiled_in]
-    tied, options = tied_sizes(kernel, compiled_in), dict(workload.options)
-    own = quotients(tied, dict(workload.dims))
+    tied, own = tied_sizes(kernel, compiled_in), quotients(kernel, compiled_in, workload)
     found = dict[tuple[object, ...], Case]()
     few = {name: min(own[name], 509 if place else 67) for place, name in enumerate(free)}
 
@@ -83,14 +83,14 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     def add(data: str, changed: Mapping[str, Value], offset: int = 0) -> bool:
         """changed: dimensions and options that are others. Whether there is such a problem."""
         chosen = {n: int(changed.get(n, few.get(n, size))) for n, size in own.items()}
-        others = {n: changed.get(n, v) for n, v in options.items()}
-        asked = Workload.of(sizes_of(tied, chosen), workload.dtype, others)
+        others = tuple((n, changed.get(n, v)) for n, v in workload.options)
+        asked = resized(kernel, compiled_in, replace(workload, options=others), chosen)
         ranges = {d.name: range(d.low, d.high + 1) for d in kernel.dimensions}
         beyond = any(size not in ranges[n] for n, size in asked.dims if n in changed)
         made = None if beyond else repaired(kernel, asked, pinned=compiled_in, about=changed)
         if made is None or elements(made) > 2 * max(_MANY, elements(asked)):
             return False
-        now = {**quotients(tied, dict(made.dims)), **dict(made.options)}
+        now = {**quotients(kernel, compiled_in, made), **dict(made.options)}
         what = [f"{f'{n}/{tied[n]}' if n in tied else n}={now[n]}" for n in changed]
         what += [f"offset={offset}"] if offset else []
         found.setdefault((data, made, offset), Case(" ".join([data, *what]), made, data, offset))
@@ -99,7 +99,7 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     for data in kernel.data:
         add(data, {})
     if free and "non_finite" in kernel.data:
-        usual = Workload.of(sizes_of(tied, {**own, **few}), workload.dtype, options)
+        usual = resized(kernel, compiled_in, workload, few)
         large = [a for a in kernel.arguments if a.kind == "input" and {*a.shape} >= {*free}]
         over_all = not any({*a.shape} & {*free} for a in kernel.outputs(workload))
         if over_all or (large and max(_folded(kernel, a, usual)[0] for a in large) < KINDS_OF_NON_FINITE):
@@ -113,7 +113,7 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
             add(first, {name: size})
     add(first, dict.fromkeys(free[:-1], 1))
     others: list[tuple[str, dict[str, Value], int]] = [(first, {}, 1)]
-    for name, value in options.items():
+    for name, value in workload.options:
         if name not in compiled_in and isinstance(value, bool):
             others.append((first, {name: not value}, 0))
         elif name not in compiled_in and isinstance(value, float):
@@ -133,28 +133,22 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
 
 def neighbours(kernel: Kernel, target: str, workload: Workload) -> tuple[Workload, ...]:
     compiled_in = kernel.compile_time_dims[target]
-    tied, options = tied_sizes(kernel, compiled_in), dict(workload.options)
-    own = quotients(tied, dict(workload.dims))
+    own = quotients(kernel, compiled_in, workload)
     ranges = {d.name: range(d.low, d.high + 1) for d in kernel.dimensions}
     few = {n: min(size, max(ranges[n].start, 67)) for n, size in own.items() if n not in compiled_in}
     asked: list[tuple[Workload, tuple[str, ...]]] = []
     for name in (n for n in own if n in compiled_in):
         for size in dict.fromkeys((own[name] - 1, own[name] + 1, own[name] + 8, 2 * own[name], 769)):
-            dims = sizes_of(tied, {**own, **few, name: size})
-            if dims[name] in ranges[name] and size != own[name]:
-                asked.append((Workload.of(dims, workload.dtype, options), (name,)))
+            made = resized(kernel, compiled_in, workload, {**few, name: size})
+            if made.dim(name) in ranges[name] and size != own[name]:
+                asked.append((made, (name,)))
     others = {n: not v for n, v in workload.options if isinstance(v, bool) and n in compiled_in}
     for other in [others, *({n: v} for n, v in others.items())] if others else []:
-        dims = sizes_of(tied, {**own, **few})
-        asked.append((Workload.of(dims, workload.dtype, {**options, **other}), tuple(other)))
-    near = (repaired(kernel, w, pinned=_bound_beside(kernel, target, about), about=about) for w, about in asked)
+        options = tuple((n, other.get(n, v)) for n, v in workload.options)
+        asked.append((resized(kernel, compiled_in, replace(workload, options=options), few), tuple(other)))
+    near = (repaired(kernel, w, pinned=[n for n in compiled_in if n not in about], about=about) for w, about in asked)
     same = kernel.binding(target, workload)
     return tuple(w for w in dict.fromkeys(near) if w is not None and kernel.binding(target, w) != same)
-
-
-def _bound_beside(kernel: Kernel, target: str, about: tuple[str, ...]) -> list[str]:
-    """What stays compiled in as it is, where the neighbour is about some of it."""
-    return [n for n in kernel.compile_time_dims[target] if n not in about]
 
 
 def call_reference(kernel: Kernel, inputs: Tensors, workload: Workload) -> object:

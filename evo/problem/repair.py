@@ -49,19 +49,18 @@ def repaired(
     if is_legal(kernel, workload):
         return workload
     tied = tied_sizes(kernel, pinned)
-    start = {**quotients(tied, dims), **{n: v for n, v in workload.options if isinstance(v, int)}}
+    start = {**quotients(kernel, pinned, workload), **{n: v for n, v in workload.options if isinstance(v, int)}}
     start.update({n: 1 for n in tied if dims[n] and not start[n]})
     movable = [n for n in start if n not in pinned]
     others = [n for n in movable if n not in about]
     ways: list[tuple[str, ...]] = [(), *combinations(others, 1), *permutations(others, 2)]
     ways += [names for number in (1, 2, 3) for names in permutations(movable, number) if number > 2 or {*names} & {*about}]
-    examples = [quotients(tied, dict(w.dims)) for found in kernel.workloads.values() for w in found]
+    examples = [quotients(kernel, pinned, w) for found in kernel.workloads.values() for w in found]
     tried = {workload}
     for names in ways:
         for chosen in _moved(kernel, start, names, _WIDTH[len(names)], examples):
             options = tuple((n, chosen.get(n, value)) for n, value in workload.options)
-            sizes = sizes_of(tied, {n: int(chosen[n]) for n in dims})
-            made = replace(workload, dims=tuple(sizes.items()), options=options)
+            made = resized(kernel, pinned, replace(workload, options=options), {n: int(chosen[n]) for n in dims})
             if made not in tried:
                 tried.add(made)
                 if is_legal(kernel, made):
@@ -149,18 +148,20 @@ def tied_sizes(kernel: Kernel, pinned: Collection[str]) -> dict[str, str]:
     return {n: of for n, of in kernel.multiples.items() if n not in pinned or of in pinned}
 
 
-def quotients(multiples: Mapping[str, str], dims: Mapping[str, int]) -> dict[str, int]:
-    """By dimension its size, or how many times that of the one that it has to be a multiple of."""
-    return {n: size // max(1, dims[multiples[n]]) if n in multiples else size for n, size in dims.items()}
+def quotients(kernel: Kernel, pinned: Collection[str], workload: Workload) -> dict[str, int]:
+    """The size of each dimension, or how many times that of the one that it has to be a multiple of."""
+    tied = tied_sizes(kernel, pinned)
+    return {n: size // max(1, workload.dim(tied[n])) if n in tied else size for n, size in workload.dims}
 
 
-def sizes_of(multiples: Mapping[str, str], chosen: Mapping[str, int]) -> dict[str, int]:
-    """The sizes of which these are the `quotients`."""
+def resized(kernel: Kernel, pinned: Collection[str], workload: Workload, chosen: Mapping[str, int]) -> Workload:
+    """The workload with these `quotients`, and its own of the dimensions that are not named."""
+    tied, chosen = tied_sizes(kernel, pinned), {**quotients(kernel, pinned, workload), **chosen}
 
     def size(name: str) -> int:
-        return chosen[name] * (size(multiples[name]) if name in multiples else 1)
+        return chosen[name] * (size(tied[name]) if name in tied else 1)
 
-    return {name: size(name) for name in chosen}
+    return replace(workload, dims=tuple((name, size(name)) for name, _ in workload.dims))
 
 
 # -- a kernel's own cases ---------------------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ Observe = Callable[[int, int, InFlight | None, Point], None]
 in flight the longest, and what differs from the default there."""
 
 
-
 class _Subject(NamedTuple):
     task: TaskExecutor
     genome: Genome
@@ -169,7 +168,7 @@ def cost_faults(kernel: Kernel, workloads: Sequence[Workload]) -> list[str]:
 
 def _batches(task: TaskExecutor, named: tuple[Case, ...], number: int) -> list[tuple[Case, ...]]:
     """So many random cases, behind those that are named; at least those that every finalist meets."""
-    drawn = task.random_cases(max(number, task.required))
+    drawn = task.random_cases(number)
     first, *more = [drawn[i : i + _CASES_AT_ONCE] for i in range(0, len(drawn), _CASES_AT_ONCE)] or [()]
     return [named + first, *more]
 
@@ -177,15 +176,15 @@ def _batches(task: TaskExecutor, named: tuple[Case, ...], number: int) -> list[t
 def _joined(before: Evaluation, found: Evaluation) -> Evaluation:
     """With what a further batch adds: the kernel's own cases are in each."""
     further = tuple(check for check in found.checks if is_case_text(check.case) or not check.passed)
-    left_out = tuple(dict.fromkeys(before.left_out + found.left_out))
+    left_out = {**before.left_out, **found.left_out}
     return replace(before if found.status is Status.OK else found, checks=before.checks + further, left_out=left_out)
 
 
 def _run_of(cases: Sequence[Case], measurement: Evaluation | None) -> tuple[str, ...]:
     """Names of the cases without those left out; of far ones only those that were made, as the others are spare."""
-    made = {check.case for check in measurement.checks} if measurement is not None else set()
-    left_out = dict(measurement.left_out) if measurement is not None else {}
-    return tuple(c.name for c in cases if c.name in made or not (c.far or c.name in left_out))
+    found = measurement or Evaluation(status=Status.OK)
+    made = {check.case for check in found.checks}
+    return tuple(c.name for c in cases if c.name in made or not (c.far or c.name in found.left_out))
 
 
 def _check(

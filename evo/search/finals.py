@@ -124,7 +124,7 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
     for task, built in builds:
         if built.binary is None:
             return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")
-        cases = task.random_cases(max(task.finals_cases, task.required)) if task is builds[0][0] else ()
+        cases = task.random_cases(task.finals_cases) if task is builds[0][0] else ()
         found = task.measure(genome, built, time=False, cases=cases).result()
         total = replace(
             found,
@@ -194,7 +194,7 @@ def _confirm(
     `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
     """
     gate, task = task, replace(task, seed=task.seed + 1)
-    met = max(gate.finals_cases, gate.required)
+    met = len(gate.random_cases(gate.finals_cases))
     more_cases = gate.random_cases(met + _WINNERS_MULTIPLE * gate.finals_cases)[met:]
     more_cases += gate.far_cases()
     by_name = {f.name: f for f in finalists if f.passed}
@@ -214,9 +214,8 @@ def _confirm(
             finalist.measurement = _check_memory(task, genome, finalist.measurement)
             if not finalist.passed:
                 continue
-        far = {case.name: case.far for case in more_cases if case.far}
-        if without := {far[name]: why for name, why in gated.left_out if name in far and why in (NO_MEMORY, NO_TIME)}:
-            said = f"{UNCHECKED} offsets beyond 32 bits along {', '.join(without)}: {', '.join({*without.values()})}"
+        if far := [c.far for c in more_cases if c.far and gated.left_out.get(c.name) in (NO_MEMORY, NO_TIME)]:
+            said = f"{UNCHECKED} offsets beyond 32 bits along {', '.join(dict.fromkeys(far))}: no memory, or no time, for it"
             log = f"{finalist.measurement.log}\n{said}".strip()
             finalist.measurement = replace(finalist.measurement, log=log)
         for _ in range(_CONFIRMATIONS):
