@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import torch
 
 _ATTEMPTS = 12
-"""For each case; not every draw can be repaired."""
+"""Draws for each case; not every one can be repaired."""
 _OFFSETS = (0, 0, 0, 1, 2, 3, 4, 5, 8)
 _TENSORS = 4
-"""As many have an offset of their own; others share theirs."""
+"""The first of a case, so many, have an offset of their own; others share theirs."""
 _MIXED = 0.25
 """The share of cases with problems of two distributions side by side."""
 _FACTOR = 4
@@ -36,14 +36,14 @@ _FACTOR = 4
 _OTHER_SIGN = 0.25
 """The share of numbers with the other sign, among the options that `option_min` does not keep from it."""
 MOST_BYTES, _MOST_FLOPS = 1 << 22, 1 << 27
-"""Of one case, so that a float64 reference on a CPU takes milliseconds."""
+"""The most that one case may cost, so that a float64 reference on a CPU takes milliseconds."""
 _END_BYTES, _LARGE_BYTES = 1 << 26, 1 << 28
-"""Of a case at the end of a dimension, on a GPU: as a rule, and where fewer would not do for `COUNTER`."""
+"""The most for a case at the end of a dimension, on a GPU: as a rule, and where fewer would not do for `COUNTER`."""
 COUNTER = (1 << 16) + 65
 """A dimension that may be longer has one case that is: a counter of 16 bits wraps around. Where that is too large for a
 finalist, the winner has one with content at both ends alone (`evo.measure.far`)."""
 _MOST_CALLS = 1 << 13
-"""Of PyTorch's functions by a reference that loops over items: each takes microseconds, whatever it has to do."""
+"""Calls of PyTorch's functions, at most, by a reference that loops over items: each takes microseconds, whatever it does."""
 _PROBED = 4
 """Further items by which this is found."""
 _BESIDE = (3, 1)
@@ -54,7 +54,7 @@ _AND = "+"
 
 
 def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, number: int) -> list[Case]:
-    """So many cases, or fewer where few draws are legal; the first are those of `required_cases`, whatever their number.
+    """Draws so many cases, or fewer where few draws are legal; the first are those of `required_cases`, however many.
 
     Sizes that are not compiled in, or quotients of those that have to be multiples of others (`Kernel.multiples`), are
     log-uniform up to the workload's own or the largest of the kernel's cases. In half of all cases one of them is special,
@@ -178,8 +178,8 @@ def _little(kernel: Kernel, target: str, workload: Workload, size: int, chosen: 
 
 
 def required_cases(kernel: Kernel, target: str, workload: Workload) -> list[Case]:
-    """What a finalist meets whatever is drawn: derived cases of the kinds that the kernel's own lack, and one at the end of
-    each free dimension, if none of its own is that long."""
+    """The cases that a finalist meets whatever is drawn: derived ones of the kinds that the kernel's own lack, and one at
+    the end of each free dimension, if none of its own is that long."""
     known, fixed = kernel.cases(target, workload), kernel.compile_time_dims[target]
     wanted = {*_wanted_kinds(kernel, target, workload)}.difference(*_kinds_of_all(kernel, target, workload, known))
     found = []
@@ -287,7 +287,7 @@ def simpler(kernel: Kernel, target: str, case: Case) -> Iterator[Case]:
 
 
 def case_text(case: Case) -> str:
-    """As `parse_case` reads it back."""
+    """The case in words, as `parse_case` reads it back."""
     offset = case.offset if isinstance(case.offset, int) else ".".join(map(str, case.offset))
     further = (f",offset={offset}" if offset else "") + (f",far={case.far}" if case.far else "")
     return f"{case.workload.key},data={case.data}{further}"
@@ -334,7 +334,7 @@ _KINDS_OF_DATA = ("nan", "inf", "outliers")
 _MANY = 512
 """Rows of a case of many."""
 _OUTLIER = 32
-"""So many times the median size of a tensor's numbers, or of those of the kernel's first distribution."""
+"""An outlier is so many times the median size of a tensor's numbers, or of those of the kernel's first distribution."""
 _FEW = 6 * KINDS_OF_NON_FINITE
 """Size of free dimensions, at most, where a distribution is judged by what it draws; a few more, as `draw` goes by them."""
 
@@ -380,7 +380,7 @@ def _kinds_of_all(kernel: Kernel, target: str, workload: Workload, cases: Sequen
 
 
 def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[Case, set[str]]:
-    """What is among the inputs that are drawn for a case, as far as one of few elements shows it."""
+    """The kinds of the inputs that are drawn for each case, as far as one of few elements shows it."""
     import torch
 
     from evo.measure.gate import threads_limited  # which needs PyTorch

@@ -54,7 +54,7 @@ _WRAP = 1 << 31
 _BEYOND = 16
 """Items beyond a multiple of `_WRAP` elements, in a dense far case."""
 _MAP_NORESERVE = 0x4000
-"""Of Linux: no memory has to stand behind the address space."""
+"""A flag of Linux: no memory has to stand behind the address space."""
 
 
 def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
@@ -243,7 +243,7 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
 
 
 def _runs(case: Case, shapes: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
-    """Which items have content, as (first, count): those near either end, and near each multiple of _WRAP elements of the
+    """The items that have content, as (first, count): those near either end, and near each multiple of _WRAP elements of the
     largest of the tensors."""
     total = case.workload.dim(case.far)
     item = max(prod(case.workload.dim(n) for n in shape if n != case.far) for shape in shapes)
@@ -260,7 +260,7 @@ def _runs(case: Case, shapes: Sequence[tuple[str, ...]]) -> list[tuple[int, int]
 def _independent(
     kernel: Kernel, case: Case, few: Workload, content: Tensors, axes: Mapping[str, int], expected: Sequence[Expected]
 ) -> list[Expected]:
-    """Those of the outputs that the reference does not change where zeros lie between the items."""
+    """The outputs that the reference does not change where zeros lie between the items."""
     twice = sized(few, {case.far: 2 * few.dim(case.far)})
     if not is_legal(kernel, twice):
         return []

@@ -67,15 +67,15 @@ from evo.runtime.tolerance import (
 from evo.targets import Hazards, Session
 
 _FEW_ELEMENTS, _DRAWS = 1 << 14, 8
-"""In so few elements of the outputs the largest change is luck, too: the largest of so many draws is taken."""
+"""The largest change in so few elements of the outputs is luck, too: the largest of so many draws is taken."""
 _MOST_ELEMENTS = 1 << 24
-"""In more, of all tensors, luck plays no part, and copies in float64 take memory."""
+"""Luck plays no part in more elements, of all tensors, and copies in float64 take memory."""
 _WRONG = 4
 """PyTorch's error over what the tolerance allows at most that rounding does not explain in data of no malice."""
 _NUMBER = re.compile(r"[-\d.]+(e[-+]?\d+)?|\b(inf|nan)\b")
 _SMALLER_CASES = 100
 _SMALLER_S = 0.25
-"""That are tried of one that fails, and how long: a search has many that are wrong, and a gate is to end in a second."""
+"""Smaller cases that are tried of one that fails, and how long: a search has many of these, and a gate ends in a second."""
 _REPEATS = 4
 """Launches of one trial that show whether its result is the same each time."""
 _ODD_VALUE = 12288.0
@@ -140,9 +140,9 @@ class _Trial:
     first: Mapping[str, torch.Tensor] | None = None
     """The outputs of the first launch, which these must equal bit for bit; None if they are judged."""
     scratch: int | None = NAN
-    """What the workspace is filled with before; None: as the launch before it left it."""
+    """The byte that the workspace is filled with before; None: as the launch before it left it."""
     where: str = ""
-    """What is different from the first launch."""
+    """The difference from the first launch, in words."""
     threads: int = 0
     """On a CPU, of the call; 0: as many as the process has."""
     begin: Callable[[], object] | None = None
@@ -177,10 +177,10 @@ class Gate:
         self._sum = 0
         self._sum_now: Callable[[], torch.Tensor] | None = None
         self.left_out: dict[str, str] = {}
-        """By name, why a case could not be run; whoever asks for some begins with none."""
+        """Cases that could not be run, by name, and why; whoever asks for cases empties it."""
         self.data_changed = False
-        """What candidates are judged by is not as it was made. It lies in memory like the candidates' own, and a stray write
-        can reach it past every guard."""
+        """Whether the data that candidates are judged by are not as they were made. They lie in memory like the candidates'
+        own, and a stray write can reach them past every guard."""
 
     def prepare(self, case: Case, *, repeated: bool = False, kept: bool = True) -> PreparedCase:
         """`repeated`: with the further launches of a kernel's first case. `kept`: for other candidates. Raises KernelError
@@ -432,7 +432,7 @@ class Gate:
         return ""
 
     def _cause(self, invocation: Invocation, case: Case, trial: _Trial) -> str:
-        """What a wrong result depends on, found by launching again with one thing changed; "" if it is simply wrong."""
+        """The cause of a wrong result, found by launching again with one thing changed; "" if it is simply wrong."""
         wrong = {n: bits(o).clone() for n, o in trial.memory.outputs.items()}
 
         def differs(trial: _Trial, shared: int = NAN) -> bool:
@@ -458,7 +458,7 @@ class Gate:
 
 
 def _flags(trial: _Trial) -> torch.Tensor:
-    """What a launch has left, in one row of numbers: for each piece between the outputs whether it was changed; then for
+    """The traces of a launch, in one row of numbers: for each piece between the outputs whether it was changed; then for
     each output its findings, or whether it differs from the first launch's."""
     flags = trial.memory.changes(trial.image)
     for e in trial.judged:
@@ -493,7 +493,7 @@ def case_seed(seed: int, case: Case) -> int:
 
 
 _NUMBERS: Mapping[str, Callable[[Any], object]] = {"float32": float, "float64": np.float64, "int32": np.int32, "int64": int}
-"""Of scalars' dtypes, the types by which an entry point's caller tells them apart."""
+"""The types by which an entry point's caller tells scalars apart, by dtype."""
 
 
 def argument_values(
@@ -546,7 +546,7 @@ def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, 
 def stated_outputs(
     kernel: Kernel, what: str, function: Callable[..., object], inputs: Tensors, workload: Workload
 ) -> dict[str, torch.Tensor]:
-    """What the reference, a baseline or `same_dtype` makes of inputs, by output name; only the reference need give all.
+    """The outputs that the reference, a baseline or `same_dtype` makes, by name; only the reference need give all.
     Raises KernelError for a mistake in it."""
     found = as_outputs(kernel, workload, call_stated(kernel, what, function, inputs, workload))
     if fault := wrong_outputs(kernel, found, workload, complete=what == "`reference`"):

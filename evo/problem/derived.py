@@ -1,4 +1,4 @@
-"""What a kernel's statement leaves out, derived from its arguments' shapes: data, cases, neighbours, cost, baselines.
+"""The parts that a kernel's statement leaves out, derived from its arguments' shapes: data, cases, neighbours, cost.
 
 Functions whose first parameter is a kernel are methods of the kernels that leave them out; `dataclasses.replace` derives
 them anew."""
@@ -157,7 +157,7 @@ def call_reference(kernel: Kernel, inputs: Tensors, workload: Workload) -> objec
 
 
 def in_float32(kernel: Kernel, inputs: Tensors, workload: Workload) -> object:
-    """In 16 bits throughout, as the reference would compute there, no kernel does."""
+    """The reference in float32: no kernel computes in 16 bits throughout, as it would."""
     halves = {n: t for n, t in inputs.items() if t is not None and t.is_floating_point() and t.itemsize == 2}
     return kernel.reference({**inputs, **{n: t.float() for n, t in halves.items()}}, workload)
 
@@ -177,7 +177,7 @@ def cost_of(kernel: Kernel, inputs: Sequence[Argument], workload: Workload) -> C
 
 
 _SMALL = 1 / 64
-"""Of the largest input's bytes: one of fewer is left out of a copy."""
+"""An input with a smaller share of the largest one's bytes is left out of a copy."""
 
 
 def copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_TRIES = 400
 """Calls of `validate` for one workload."""
 _WIDTH = {0: 1, 1: 48, 2: 12, 3: 5}
-"""Of one value, the nearest that are tried, by how many values are moved together."""
+"""The nearest of one value that are tried, by how many values are moved together."""
 _NEAR = 64
 """A divisor is looked for among so many sizes below and above."""
 _STEPS = 9
@@ -71,13 +71,13 @@ def repaired(
 
 
 _Chosen = Mapping[str, int]
-"""By dimension its quotient or size, by option its whole number or switch."""
+"""The quotient or size of each dimension, the whole number or switch of each option."""
 
 
 def _moved(
     kernel: Kernel, chosen: _Chosen, names: tuple[str, ...], width: int, examples: Sequence[_Chosen]
 ) -> Iterator[_Chosen]:
-    """With other values of these names, the nearest first; each is chosen beside those before it."""
+    """The choice with other values of these names, the nearest first; each is chosen beside those before it."""
     if not names:
         yield chosen
         return
@@ -117,7 +117,7 @@ def _near(kernel: Kernel, chosen: _Chosen, name: str, examples: Sequence[_Chosen
 
 
 def find_multiples(kernel: Kernel) -> dict[str, str]:
-    """By dimension, the other one that `validate` asks it to be a multiple of, as far as the kernel's workloads show it."""
+    """Dimensions that `validate` asks to be multiples of another, with that one, as far as the kernel's workloads show it."""
     found: dict[str, str] = {}
     for workload in (w for of_target in kernel.workloads.values() for w in of_target):
         for name, of in permutations([n for n, _ in workload.dims], 2):

@@ -70,7 +70,7 @@ class Checked:
 
     @property
     def gate_checks(self) -> list[Check]:
-        """Of `cases`, those that were run."""
+        """The checks of those `cases` that were run."""
         return [c for c in self.measurement.checks if c.case in self.cases] if self.measurement is not None else []
 
     @property
@@ -141,7 +141,7 @@ def check_candidate(
 
 
 def _of_their_code(tasks: Sequence[TaskExecutor], cases: tuple[Case, ...]) -> list[tuple[Case, ...]]:
-    """For each task the cases that its code takes. Raises UsageError for one that none takes."""
+    """The cases that each task's code takes. Raises UsageError for one that none takes."""
     binding = partial(tasks[0].problem.binding, tasks[0].target)
     found = [tuple(c for c in cases if binding(c.workload) == binding(task.workload)) for task in tasks]
     for case in {*cases}.difference(*found):
@@ -174,7 +174,7 @@ def _batches(task: TaskExecutor, named: tuple[Case, ...], number: int) -> list[t
 
 
 def _joined(before: Evaluation, found: Evaluation) -> Evaluation:
-    """With what a further batch adds: the kernel's own cases are in each."""
+    """The evaluation with what a further batch adds: the kernel's own cases are in each."""
     further = tuple(check for check in found.checks if is_case_text(check.case) or not check.passed)
     left_out = {**before.left_out, **found.left_out}
     return replace(before if found.status is Status.OK else found, checks=before.checks + further, left_out=left_out)

@@ -22,9 +22,9 @@ from evo.search.tasks import TaskExecutor
 
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _LEAST_SANITIZING_S = 1.0
-"""In less no memory checker starts."""
+"""A memory checker does not start in less."""
 _WINNERS_MULTIPLE = 3
-"""So many times the random cases of a finalist are the winner's, on top."""
+"""The winner meets so many times the random cases of a finalist, on top."""
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -39,7 +39,7 @@ class Finalist:
 
     @property
     def name(self) -> str:
-        """As a contender."""
+        """Its name as a contender."""
         return str(self.candidate.order)
 
     @property
@@ -53,7 +53,7 @@ class Finalist:
 
     @property
     def raced(self) -> Timing | None:
-        """In the race of all finalists."""
+        """Its time in the race of all finalists."""
         return self._cold(FINALIST) or self.timing
 
     def _cold(self, contender: str) -> Timing | None:
@@ -63,7 +63,7 @@ class Finalist:
         return name, self.candidate.proposal.genome, self.build
 
     def refuse(self, reason: str) -> None:
-        """After it has passed the gate."""
+        """Refuses it after it has passed the gate."""
         checks = (*self.measurement.checks, Check(case="timed", passed=False, reason=reason))
         self.measurement = replace(self.measurement, status=Status.WRONG, checks=checks, log=reason)
 

@@ -19,9 +19,9 @@ from evo.problem.kernel import Case, Kernel, Limits, Workload, load_kernel
 from evo.problem.space import Space
 
 RANDOM_CASES, _LEAST_CASES = 64, 4
-"""Of a finalist, over all tasks of a run; of each task."""
+"""The random cases of a finalist, over all tasks of a run; and of each task, at least."""
 _FINALIST_SANITIZED_S, _WINNER_SANITIZED_S, _WINNERS_SANITIZED_S = 180.0, 5.0, 60.0
-"""What the memory checker may take for a finalist, where that is asked for; for a winner; for all winners of a run."""
+"""Seconds of the memory checker for a finalist, where that is asked for; for a winner; for all winners of a run."""
 _PAUSE_S = 1.0
 """Before a disturbed race is held again; then twice as long, and so on."""
 
@@ -45,9 +45,9 @@ class TaskExecutor(TaskData):
     sanitized: bool = False
     """Whether all finalists are run under the device's memory checker, and not the winner alone."""
     sanitizing_s: float = _FINALIST_SANITIZED_S
-    """What that may take."""
+    """The seconds that this may take."""
     race_s: float = math.inf
-    """What a race takes at most."""
+    """The seconds that a race takes at most."""
     reference_us: float = math.inf
     """See `RaceRequest`."""
     patience: Patience | None = None
@@ -90,8 +90,7 @@ class TaskExecutor(TaskData):
         return self.executor.measure(request)
 
     def random_cases(self, number: int) -> tuple[Case, ...]:
-        """For this workload, the same each time: so many, but at least those that every finalist meets, which are the first.
-        Fewer are the first of more."""
+        """So many, but at least those that every finalist meets, which come first. Fewer are the first of more."""
         if number not in self._drawn:
             self._drawn[number] = random_cases(self.problem, self.target, self.workload, self.seed, number)
         return tuple(self._drawn[number])
@@ -101,7 +100,7 @@ class TaskExecutor(TaskData):
         return {}
 
     def far_cases(self) -> tuple[Case, ...]:
-        """For a candidate of this workload that has won."""
+        """The far cases for a candidate of this workload that has won."""
         from evo.measure.far import far_cases  # imports PyTorch
 
         return far_cases(self.problem, self.target, self.workload)
