@@ -60,8 +60,8 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The score of a sampler on a space, or the mean over spaces. tenths: means over each tenth of the budget; score: that of
-    all. Both are None where the space cannot tell (reason: why); left_out: of a mean, how many spaces those were."""
+    """The score of a sampler on a space, or the mean over spaces. tenths: means over each tenth of the budget; score: that
+    of all. Both are None where the space cannot tell (reason: why); left_out: of a mean, how many spaces those were."""
 
     space: str
     sampler: str

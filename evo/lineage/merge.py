@@ -205,8 +205,8 @@ class _Merging:
         insert_rows(self._ours, table.name, rows)
 
     def _prove_artefacts(self, artefacts: list[Row]) -> None:
-        """Raises unless each is what its digest says, and packed as `evo.lineage.write.Bases` does it: the base of none has a
-        base itself."""
+        """Raises unless each is what its digest says, and packed as `evo.lineage.write.Bases` does it: the base of none has
+        a base itself."""
         bases = {row["base_sha"] for row in artefacts} - {None}
         whole = select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.base_sha.is_(None))
         lost = bases - {row.sha256 for row in rows_of(self._theirs, whole, bases, _ARTEFACT.c.sha256)}

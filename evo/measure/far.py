@@ -58,35 +58,27 @@ _MAP_NORESERVE = 0x4000
 
 
 def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
-    """The cases for a candidate that has won. Of a kernel with stride arguments they are its own small ones,
-    with one stride so large that the tensor spans 2 * _WRAP elements. Of any other they are, on a GPU, the workload with so
-    many items of the first free dimension that the largest tensor has some more than _WRAP, and than 2 * _WRAP, elements; or
-    that a counter of 16 bits wraps around, where no finalist meets that."""
+    """The cases for a candidate that has won. Of a kernel with stride arguments they are its own small ones, with one stride
+    so large that the tensor spans 2 * _WRAP elements. Of any other they are, on a GPU, the workload with so many items of
+    the first free dimension that the largest tensor has some more than _WRAP, and than 2 * _WRAP, elements; or that a counter of
+    16 bits wraps around, where no finalist meets that."""
+    free = [d.name for d in free_dims(kernel, target)]
     absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
     strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
     if strides:
-        names = [d.name for d in free_dims(kernel, target)]
-        own = [c for c in kernel.cases(target, workload) if not c.offset and all(c.workload.dim(n) > 1 for n in names)]
+        own = [c for c in kernel.cases(target, workload) if not c.offset and all(c.workload.dim(n) > 1 for n in free)]
         own = sorted(own, key=lambda c: kernel.cost(c.workload).bytes)[: -(-len(own) // 2)]
         turns = ((name, own[turn % len(own) :] + own[: turn % len(own)]) for turn, name in enumerate(strides) if own)
         return tuple(named(replace(case, far=name)) for name, cases in turns for case in cases)
-    if target != "cuda" or not free_dims(kernel, target):
+    shapes = [a.shape for a in kernel.arguments if {*free[:1]} & {*a.shape} and a.name not in absent]
+    item = max((prod(workload.dim(n) for n in shape if n != free[0]) for shape in shapes), default=0)
+    if target != "cuda" or not item:
         return ()
-    free, sizes, found = free_dims(kernel, target)[0], dict(workload.dims), list[Case]()
-    shapes = [a.shape for a in kernel.arguments if free.name in a.shape and a.name not in absent]
-    item = max((prod(sizes[n] for n in shape if n != free.name) for shape in shapes), default=0)
-    if not item:
-        return ()
-    for elements in (_WRAP, 2 * _WRAP):
-        large = sized(workload, {free.name: -(-elements // item) + _BEYOND})
-        if is_legal(kernel, large):
-            found.append(named(Case("", large, kernel.data[0], far=free.name)))
-    long = sized(workload, {free.name: COUNTER})
-    if item * COUNTER < _WRAP and is_legal(kernel, long):
-        met = [c.workload.dim(free.name) for c in required_cases(kernel, target, workload)]
-        if max(met, default=0) < COUNTER:  # made where there is no memory for the others
-            found.append(named(Case("", long, kernel.data[0], far=free.name)))
-    return tuple(found)
+    sizes = [-(-elements // item) + _BEYOND for elements in (_WRAP, 2 * _WRAP)]
+    if item * COUNTER < _WRAP and all(c.workload.dim(free[0]) < COUNTER for c in required_cases(kernel, target, workload)):
+        sizes.append(COUNTER)  # made where there is no memory for the others
+    large = (sized(workload, {free[0]: size}) for size in sizes)
+    return tuple(named(Case("", w, kernel.data[0], far=free[0])) for w in large if is_legal(kernel, w))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,13 +141,7 @@ def _check(gate: Gate, call: Call, sequence: LaunchSequence, case: Case) -> Chec
             break
     changed = next((name for name, place, content in made.given if not same(place, content)), "")
     reason = f"input {changed} was changed" if changed else reason
-    return Check(
-        case=case.name,
-        passed=not reason,
-        **figures(error, judged),
-        reason=reason,
-        seed=seed,
-    )
+    return Check(case=case.name, passed=not reason, **figures(error, judged), reason=reason, seed=seed)
 
 
 def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Generator) -> _Made | str:

@@ -285,13 +285,8 @@ class Gate:
                     output.copy_(trial.memory.outputs[name])
         if not reason and len(prepared.trials) > 1 and all(o.numel() for o in prepared.trials[0].memory.outputs.values()):
             reason = self._try_late(invocation, prepared) or self._try_held(invocation, prepared, thorough)
-        return Check(
-            case=prepared.case.name,
-            passed=not reason,
-            **figures(error, judged),
-            reason=reason,
-            seed=prepared.seed,
-        )
+        name, seed = prepared.case.name, prepared.seed
+        return Check(case=name, passed=not reason, **figures(error, judged), reason=reason, seed=seed)
 
     def run(
         self,

@@ -116,8 +116,8 @@ _COMPARED_ELEMENTS = {"cuda": 1 << 62, "cpu": 1 << 18}
 
 
 class TimedData:
-    """The data of races: `count` buffer sets with random inputs of their own, all between guards; and `inputs` that are drawn
-    anew from race to race, with what is `expected` of them (`draw`)."""
+    """The data of races: `count` buffer sets with random inputs of their own, all between guards; and `inputs` that are
+    drawn anew from race to race, with what is `expected` of them (`draw`)."""
 
     def __init__(self, kernel: Kernel, workload: Workload, session: Session, count: int, seed: int) -> None:
         self._kernel, self._workload, self._device = kernel, workload, session.device
@@ -316,8 +316,8 @@ class TimingHarness:
 
     @property
     def wanted_bytes(self) -> int:
-        """Memory that judging takes beside what is held: results that the samples of two contenders keep; and the data, until
-        they are made."""
+        """Memory that judging takes beside what is held: results that the samples of two contenders keep; and the data,
+        until they are made."""
         sets = self._sets(free_bytes(self._session.device)) * self._set_bytes
         return 2 * sets if "data" in vars(self) else 3 * sets + self._reference_bytes
 
@@ -505,7 +505,7 @@ class TimingHarness:
         if checks[-1].passed:
             checks += tuple(far_checks(self.gate, loaded, point, far))
         seconds = time.perf_counter() - started
-        found = replace(found, checks=checks, left_out=self.gate.left_out, gate_seconds=seconds)
+        found = replace(found, checks=checks, left_out=dict(self.gate.left_out), gate_seconds=seconds)
         return found if checks[-1].passed else _refused(found, Status.WRONG)
 
     # -- a random case of the size that is timed -----------------------------------------------------------------------
@@ -530,11 +530,10 @@ class TimingHarness:
         """The cases with their data, but for those that the gate then has in `left_out`."""
         ends = time.perf_counter() + _DRAWING_S
         for case in cases:
-            why = NO_TIME if time.perf_counter() > ends else ""
             try:
                 moved = self.kernel.cost(case.workload).bytes
-                if moved > MOST_BYTES and not has_room(self._session.device, _CASE_BYTES * moved):
-                    why = why or NO_MEMORY
+                fits = moved <= MOST_BYTES or has_room(self._session.device, _CASE_BYTES * moved)
+                why = NO_TIME if time.perf_counter() > ends else "" if fits else NO_MEMORY
                 if not why:
                     yield self.gate.prepare(case, kept=False)
             except KernelError:  # at what its statement allows

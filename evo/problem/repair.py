@@ -117,7 +117,7 @@ def _near(kernel: Kernel, chosen: _Chosen, name: str, examples: Sequence[_Chosen
 
 
 def find_multiples(kernel: Kernel) -> dict[str, str]:
-    """Dimensions that `validate` asks to be multiples of another, with that one, as far as the kernel's workloads show it."""
+    """Dimensions that `validate` asks to be multiples of others, with these, as far as the kernel's workloads show it."""
     found: dict[str, str] = {}
     for workload in (w for of_target in kernel.workloads.values() for w in of_target):
         for name, of in permutations([n for n, _ in workload.dims], 2):

@@ -130,8 +130,7 @@ class TaskExecutor(TaskData):
 def missing_kinds(kernel: Kernel, target: str, workloads: Sequence[Workload]) -> dict[str, list[str]]:
     """By the key of a workload, the kinds of cases that the kernel's arguments ask for and no gate of it has; without those
     that lack none."""
-    counted = {workload.key: count_kinds(kernel, target, workload).items() for workload in workloads}
-    missing = {key: [kind for kind, number in kinds if not number] for key, kinds in counted.items()}
+    missing = {w.key: [kind for kind, number in count_kinds(kernel, target, w).items() if not number] for w in workloads}
     return {key: kinds for key, kinds in missing.items() if kinds}
 
 
