@@ -60,8 +60,8 @@ _MAP_NORESERVE = 0x4000
 def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     """The cases for a candidate that has won. Of a kernel with stride arguments they are its own small ones, with one stride
     so large that the tensor spans 2 * _WRAP elements. Of any other they are, on a GPU, the workload with so many items of
-    the first free dimension that the largest tensor has some more than _WRAP, and than 2 * _WRAP, elements; or that a counter of
-    16 bits wraps around, where no finalist meets that."""
+    the first free dimension that the largest tensor has some more than _WRAP, and than 2 * _WRAP, elements; or that a
+    counter of 16 bits wraps around, where no finalist meets that."""
     free = [d.name for d in free_dims(kernel, target)]
     absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
     strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
