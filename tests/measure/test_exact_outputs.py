@@ -205,10 +205,11 @@ def test_integers_far_apart_are_right_or_refused(wrong: str | None) -> None:
     """What an offset of 32 bits does not reach is as it was, and that is no integer that is right."""
 
     def entry(values: Sequence[Any], launch: Launch) -> None:
-        before = {name: values[i][-1].clone() for i, name in ((1, "at"), (2, "low"))}
-        call(values, launch)
-        if wrong and max(values[3:]) >= 1 << 20:
-            values[("x", "at", "low").index(wrong)][-1] = before[wrong]
+        right = [torch.empty(t.shape, dtype=t.dtype) for t in values[1:3]]
+        call((values[0], *right), launch)
+        for name, output, found in zip(("at", "low"), values[1:3], right, strict=True):
+            written = len(output) - (name == wrong and max(values[3:]) >= 1 << 20)
+            output[:written].copy_(found[:written])
 
     gate = Gate(STRIDED, "cpu", find_target("cpu").open(), seed=4)
     cases = far_cases(STRIDED, "cpu", STRIDED.example("cpu"))
