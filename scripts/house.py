@@ -30,6 +30,7 @@ WAY = {
     "evo/measure/__init__.py": ("Request",),
     "evo/targets/__init__.py": ("Loaded",),
     "evo/targets/_cuda_session.py": (),
+    "evo/targets/_cuda_loaded.py": (),
     "evo/measure/gate.py": (),
     "evo/measure/harness.py": (),
     "evo/measure/clock.py": (),
