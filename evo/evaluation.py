@@ -154,8 +154,8 @@ class Check:
     seed: int = 0
 
 
-UNCHECKED = "not checked for memory errors"
-"""What the log of a winner begins with that did not run under the device's memory checker; the reason follows."""
+UNCHECKED = "not checked for"
+"""What a line of a winner's log begins with that says which check it has not met, and why."""
 
 AA_CONTROL = "twin"
 """The contender that is a second copy of the winner, in the race that confirms it."""
@@ -251,6 +251,8 @@ class Evaluation:
     build: Build | None = None
     """None in what a device process found out: whoever asked it has the build."""
     checks: tuple[Check, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """By name of a case, why it could not be run."""
     timings: tuple[Timing, ...] = ()
     log: str = ""
     same_code_as: int | None = None

@@ -198,8 +198,8 @@ def _workload_finals(
             f"the winner takes {over_bound:.2f} times as long as {bound.contender}, which moves as many bytes: up to"
             f" {1 - 1 / over_bound:.0%} of its time may be left to gain, by a longer search or another template"
         )
-    if winner is not None and (log := logs.get(winner, "")).startswith(UNCHECKED):
-        remarks.append(f"the winner was {UNCHECKED}: {log.partition(': ')[2]}")
+    log = logs.get(winner, "") if winner is not None else ""
+    remarks += [f"the winner was {line}" for line in log.splitlines() if line.startswith(UNCHECKED)]
     if shift is not None:
         remarks.append(
             f"the winner's two races do not agree: the speed-up was {abs(shift - 1):.0%} {'more' if shift > 1 else 'less'}"

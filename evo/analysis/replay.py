@@ -38,7 +38,7 @@ _LATE = 1.1
 _INACTIVE = "inactive"
 """Value of a parameter that a configuration does not have."""
 _GZIP = b"\x1f\x8b"
-"""How such files begin."""
+"""Compressed files begin so."""
 _LOOKED_AT = 64
 """Points by which a record of all is told from a sample."""
 _NEAREST = 8
@@ -62,17 +62,17 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Of a sampler on a space, or the mean over spaces. tenths: means over each tenth of the budget; score: the mean of all.
-    Both are None where the space cannot tell (reason: why); left_out: of a mean, how many spaces those were."""
+    """The score of a sampler on a space, or the mean over spaces. tenths: means over each tenth of the budget; score: that
+    of all. Both are None where the space cannot tell (reason: why); left_out: of a mean, how many spaces those were."""
 
     space: str
     sampler: str
     score: float | None
     tenths: tuple[float, ...] | None
     evaluations: float
-    """A replay, on average."""
+    """The number in a replay, on average."""
     proposal_ms: float
-    """What the sampler takes for each."""
+    """The time that the sampler takes for each."""
     reason: str = ""
     left_out: int = 0
 
@@ -159,7 +159,7 @@ class RecordedSpace:
 
     @cached_property
     def _at(self) -> NDArray[np.float64]:
-        """By sorted key: where points lie. A parameter's values are 1 apart at most, and categories exactly."""
+        """The place of each point, by sorted key. A parameter's values are 1 apart at most, and categories exactly."""
         return np.stack([self._position(self._records[key][0]) for key in self._sorted_keys])
 
     @cached_property
@@ -272,7 +272,7 @@ def judge(path: Path, sampler: str, replays: Sequence[Replay]) -> Score:
 
 
 def mean_of(sampler: str, scores: Iterable[Score]) -> Score:
-    """Over the sampler's spaces, each as much as another, without those that have no score."""
+    """The mean over the sampler's spaces, each as much as another, without those that have no score."""
     own = [s for s in scores if s.sampler == sampler]
     scored = [s.score for s in own if s.score is not None]
     tenths = [s.tenths for s in own if s.tenths is not None]
@@ -289,7 +289,7 @@ def mean_of(sampler: str, scores: Iterable[Score]) -> Score:
 
 
 def _cached(record: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], float | None, float]]:
-    """Of a cache file of Kernel Tuner; its times are in milliseconds."""
+    """The record of a cache file of Kernel Tuner; its times are in milliseconds."""
     names, objective = record["tune_params_keys"], record.get("objective", "time")
     by_text = [{str(value): value for value in record["tune_params"][name]} for name in names]
     for key, entry in record["cache"].items():
@@ -299,7 +299,7 @@ def _cached(record: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], floa
 
 
 def _results(record: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], float | None, float]]:
-    """Of T4 results; their times are in milliseconds, as their writers have them."""
+    """The record of T4 results; their times are in milliseconds, as their writers have them."""
     for result in record["results"]:
         (objective,) = result["objectives"]
         measured = {m["name"]: m["value"] for m in result["measurements"]}

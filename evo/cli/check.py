@@ -123,7 +123,7 @@ def check(
         "arch": arch,
         "seed": drawn,
         "faults": cost_faults(problem, (*own, *near)),
-        "kinds": {key: {"counts": dict(found.counts), "missing": list(found.missing)} for key, found in kinds.items()},
+        "kinds": {key: {"counts": of, "missing": [kind for kind, n in of.items() if not n]} for key, of in kinds.items()},
         "compiled_only": why_not,
         "unread": unread,
         "branches": [_branch_record(b) for b in branches],
@@ -181,10 +181,19 @@ def _branch_record(branch: Checked) -> dict[str, Any]:
         "code_bytes": len(binary.code) if binary else None,
         "gate": gate,
         "cases": len(branch.gate_checks),
+        "left_out": dict(measured.left_out) if measured else {},
         "timed": timed,
         "case": drawn_case(measured.checks[-1]) if measured and measured.checks else "",
         "log": (measured.log if measured and measured.log else "") or (build.log if not binary else ""),
     }
+
+
+def _print_left_out(console: Terminal, results: Sequence[dict[str, Any]]) -> None:
+    """How many cases could not be run, and why: a line a reason."""
+    left_out = {case: reason for result in results for case, reason in result["left_out"].items()}
+    for why in dict.fromkeys(left_out.values()):
+        first, *others = (case for case, reason in left_out.items() if reason == why)
+        console.say(f"{counted(1 + len(others), 'case')} not run: {why}; the first: {first}", "dim")
 
 
 def _print_branches(console: Terminal, record: dict[str, Any], again: str, random_cases: int) -> None:
@@ -225,6 +234,7 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
         console.say(f"to repeat the last refusal:  {again} {shlex.join(words)}")
     for untimed in record["not_timed"]:
         console.say(f"{untimed['workload']} was only gated, and not timed: {untimed['reason']}")
+    _print_left_out(console, branches)
     _print_kinds(console, record)
     for fault in record["faults"]:
         console.say(fault, "bold red")
@@ -311,6 +321,7 @@ def _workload_record(result: Checked) -> dict[str, Any]:
         "gate": str(measured.status) if measured else None,
         "passed": result.passed,
         "cases": [asdict(c) for c in checks],
+        "left_out": dict(measured.left_out) if measured else {},
         "not_run": [*(name for name in result.cases if name not in seen), *result.left],
         "log": "" if status.passed else (measured.log if measured else build.log),
     }
@@ -339,6 +350,7 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
             console.say(f"{name}: {status}: {w['log'].strip()}", "red", lines=True)
         if w["not_run"] and w["gate"] not in (None, "ok"):
             console.say(f"{name}: {counted(len(w['not_run']), 'case')} not run after that", "dim")
+    _print_left_out(console, record["workloads"])
     for remark in record["remarks"]:
         console.say(remark, "yellow")
     name = short(record["candidate"])

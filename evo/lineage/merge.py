@@ -30,7 +30,7 @@ _RUN, _TASK, _ENVIRONMENT, _CANDIDATE, _ARTEFACT, _TIMING = (
     _TABLES[name] for name in ("run", "task", "environment", "candidate", "artefact", "timing")
 )
 _PARTS = tuple(_TABLES[name] for name in ("parentage", "build", "detail", "final"))
-"""What belongs to candidates; timings also belong to a run."""
+"""Tables of what belongs to candidates; timings also belong to a run."""
 _KEYS = {
     "candidate": ("id", "same_code_as_id"),
     "parentage": ("child_id", "parent_id"),
@@ -38,7 +38,7 @@ _KEYS = {
     **dict.fromkeys(("build", "final", "timing"), ("candidate_id",)),
     "task": ("winner_id",),
 }
-"""By table, the columns that hold keys of candidates."""
+"""The columns that hold keys of candidates, by table."""
 
 
 @dataclass(kw_only=True)
@@ -79,7 +79,7 @@ def merge(target: Store, source: Store) -> Merged:
 
 
 class _Fault(Exception):
-    """What of a run is not as evo records it: the row, and why."""
+    """A row of a run that is not as evo records it, and why."""
 
 
 class _Merging:
@@ -87,7 +87,7 @@ class _Merging:
         self._target, self._ours, self._theirs = target, ours, theirs
         self.report = Merged()
         self.run = "the other database"
-        """What is being merged, in words."""
+        """The run that is being merged, in words."""
 
     def add(self, run: Row) -> None:
         """run: its row in the source."""
@@ -205,8 +205,8 @@ class _Merging:
         insert_rows(self._ours, table.name, rows)
 
     def _prove_artefacts(self, artefacts: list[Row]) -> None:
-        """That each is what its digest says, and is packed as `evo.lineage.write.Bases` does it: the base of none has a
-        base itself."""
+        """Raises unless each is what its digest says, and packed as `evo.lineage.write.Bases` does it: the base of none has
+        a base itself."""
         bases = {row["base_sha"] for row in artefacts} - {None}
         whole = select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.base_sha.is_(None))
         lost = bases - {row.sha256 for row in rows_of(self._theirs, whole, bases, _ARTEFACT.c.sha256)}
@@ -251,7 +251,7 @@ def _rows(connection: Connection, table: Table, query: Any) -> Iterator[Row]:
 
 
 def _name(table: Table, row: Row) -> str:
-    """What a row is called in a sentence: by its candidate, where it is of one."""
+    """The name of a row in a sentence: by its candidate, where it is of one."""
     key = next((row[name] for name in _KEYS.get(table.name, ())[:1] if row.get(name) is not None), None)
     if table is _TASK:
         return f"task {row.get('number')}"
@@ -303,7 +303,7 @@ _OPTIONS = {"sampler": dict, "fixed": dict, "starts": list, "origins": list, "fi
 
 
 def _broken_rules(table: Table, row: Row) -> Iterator[str]:
-    """What `evo.evaluation` and `evo.lineage.write` hold a row to, beside the kind of its values."""
+    """Holds a row to what `evo.evaluation` and `evo.lineage.write` do, beside the kind of its values."""
     known: frozenset[str] = frozenset(RunStatus if table is _RUN else Status)
     if "status" in row and row["status"] not in known:
         yield f"has the unknown status {row['status']!r:.80}"
@@ -375,7 +375,7 @@ def _prove(connection: Connection, run_id: int) -> None:
 
 
 def _course(connection: Connection, run_id: int) -> set[tuple[Any, ...]]:
-    """What identifies the candidates of a run; the first is the order."""
+    """The fields that identify the candidates of a run; the first is the order."""
     c = _CANDIDATE.c
     query = select(c.order, c.genome, c.status, c.score, c.created).where(c.id.between(*key_range(run_id)))
     return {tuple(row) for row in connection.execute(query)}

@@ -140,8 +140,7 @@ class Memory(Operands):
     def write(self, inputs: Tensors) -> None:
         for name, t in inputs.items():
             if t is not None and (own := self.inputs[name]) is not None:
-                once = tuple(slice(None if stride else 1) for stride in own.stride())  # a stride of 0 repeats one element
-                own[once].copy_(t[once])
+                copy_once(own, t)
 
     def changes(self, image: Memory) -> list[torch.Tensor]:
         """For each piece between the outputs, whether it differs from `image`: 0 or 1 in float64, on the device."""
@@ -284,6 +283,12 @@ def _allocate(count: int, size: int, device: torch.device) -> torch.Tensor:
     whole = torch.empty(count * size + _ALIGNMENT + 2 * _SPARE_BYTES, dtype=torch.uint8, device=device)
     first = -whole.data_ptr() % _ALIGNMENT + _SPARE_BYTES
     return whole[first : first + count * size].view(count, size)
+
+
+def copy_once(into: torch.Tensor, content: torch.Tensor) -> None:
+    """Copies a tensor into another of its shape; what a stride of 0 repeats there, once."""
+    once = tuple(slice(None if stride else 1) for stride in into.stride())
+    into[once].copy_(content[once])
 
 
 def sum_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -11,23 +11,24 @@ import math
 import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem import derived
 from evo.problem.data import KINDS_OF_NON_FINITE
 from evo.problem.kernel import Case, Dimension, Kernel, Tensors, Workload
-from evo.problem.repair import quotients, repaired, sizes_of, tied_sizes
+from evo.problem.repair import is_legal, quotients, repaired, resized, sized, tied_sizes
 
 if TYPE_CHECKING:
     import torch
 
 _ATTEMPTS = 12
-"""For each case; not every draw can be repaired."""
+"""Draws for each case; not every one can be repaired."""
 _OFFSETS = (0, 0, 0, 1, 2, 3, 4, 5, 8)
 _TENSORS = 4
-"""As many have an offset of their own; others share theirs."""
+"""The first of a case, so many, have an offset of their own; others share theirs."""
 _MIXED = 0.25
 """The share of cases with problems of two distributions side by side."""
 _FACTOR = 4
@@ -35,14 +36,14 @@ _FACTOR = 4
 _OTHER_SIGN = 0.25
 """The share of numbers with the other sign, among the options that `option_min` does not keep from it."""
 MOST_BYTES, _MOST_FLOPS = 1 << 22, 1 << 27
-"""Of one case, so that a float64 reference on a CPU takes milliseconds."""
+"""The most that one case may cost, so that a float64 reference on a CPU takes milliseconds."""
 _END_BYTES, _LARGE_BYTES = 1 << 26, 1 << 28
-"""Of a case at the end of a dimension, on a GPU: as a rule, and where fewer would not do for `_COUNTER`."""
-_COUNTER = (1 << 16) + 65
+"""The most for a case at the end of a dimension, on a GPU: as a rule, and where fewer would not do for `COUNTER`."""
+COUNTER = (1 << 16) + 65
 """A dimension that may be longer has one case that is: a counter of 16 bits wraps around. Where that is too large for a
-finalist, the winner has one with content at both ends alone (`far_cases`)."""
+finalist, the winner has one with content at both ends alone (`evo.measure.far`)."""
 _MOST_CALLS = 1 << 13
-"""Of PyTorch's functions by a reference that loops over items: each takes microseconds, whatever it has to do."""
+"""Calls of PyTorch's functions, at most, by a reference that loops over items: each takes microseconds, whatever it does."""
 _PROBED = 4
 """Further items by which this is found."""
 _BESIDE = (3, 1)
@@ -53,22 +54,22 @@ _AND = "+"
 
 
 def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, number: int) -> list[Case]:
-    """So many, or fewer where few draws are legal; the first are those of `required_cases`.
+    """Draws so many cases, or fewer where few draws are legal; the first are those of `required_cases`, however many.
 
     Sizes that are not compiled in, or quotients of those that have to be multiples of others (`Kernel.multiples`), are
     log-uniform up to the workload's own or the largest of the kernel's cases. In half of all cases one of them is special,
     and may be anything up to the end of its dimension, with less of the others. What `validate` refuses is repaired. The
     rest is as `_like_one` has it."""
     rng, known, fixed = random.Random(seed), kernel.cases(target, workload), kernel.compile_time_dims[target]
-    free, tied = _free(kernel, target), tied_sizes(kernel, fixed)
-    shapes = [quotients(tied, dict(w.dims)) for w in (workload, *(c.workload for c in known))]
+    free = free_dims(kernel, target)
+    shapes = [quotients(kernel, fixed, w) for w in (workload, *(c.workload for c in known))]
     highest = {d.name: max(dims[d.name] for dims in shapes) for d in free}
     special = {d.name: _special_sizes(kernel, target, workload, d) for d in free}
     decks: dict[str, list[int]] = {d.name: [] for d in free}
-    found = required_cases(kernel, target, workload)[:number]
+    found = required_cases(kernel, target, workload)
     for _ in range(_ATTEMPTS * (number - len(found))):
         case = _like_one(kernel, rng, known, fixed)
-        dims = quotients(tied, dict(case.workload.dims))
+        dims = quotients(kernel, fixed, case.workload)
         for d in free:
             if (turn := rng.random()) < 0.6:
                 dims[d.name] = max(min(d.low, highest[d.name]), int(math.exp(rng.uniform(0, math.log(highest[d.name] + 1)))))
@@ -78,12 +79,12 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, num
         if chosen:  # each in turn, in an order of the seed's
             decks[chosen] = decks[chosen] or [n for sizes in special[chosen] for n in rng.sample(sizes, len(sizes))]
             dims[chosen] = decks[chosen].pop()
-        made = _small(kernel, target, _with(case.workload, sizes_of(tied, dims)), chosen, MOST_BYTES)
+        made = _small(kernel, target, resized(kernel, fixed, case.workload, dims), chosen, MOST_BYTES)
         if made is None:
             continue
         if not all(size for _, size in made.dims):  # of nothing, no distribution but the plainest can be drawn
             case = replace(case, data=kernel.data[0])
-        found.append(_named(replace(case, workload=made)))
+        found.append(named(replace(case, workload=made)))
         if len(found) == number:
             break
     return found
@@ -93,11 +94,10 @@ def _small(kernel: Kernel, target: str, workload: Workload, about: str, most_byt
     """The workload, repaired, with less of its largest free dimensions, the one that the case is about last, until it costs
     little enough. None where no such one is found."""
     fixed = kernel.compile_time_dims[target]
-    tied = tied_sizes(kernel, fixed)
-    lows = {d.name: max(1, 0 if d.name in tied else d.low) for d in _free(kernel, target)}
-    dims = quotients(tied, dict(workload.dims))
+    lows = {d.name: max(1, d.low) for d in free_dims(kernel, target)}
+    dims = quotients(kernel, fixed, workload)
     while True:
-        made = repaired(kernel, _with(workload, sizes_of(tied, dims)), pinned=fixed, about=(about,) if about else ())
+        made = repaired(kernel, resized(kernel, fixed, workload, dims), pinned=fixed, about=(about,) if about else ())
         if made is None or _affordable(kernel, made, most_bytes):
             return made
         shorter = [n for n, low in lows.items() if dims[n] > low and n != about] or [about]
@@ -115,39 +115,35 @@ def _affordable(kernel: Kernel, workload: Workload, most_bytes: int) -> bool:
 def _special_sizes(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) -> tuple[list[int], list[int]]:
     """Sizes that templates have paths of their own for, and those beside them, up to the longest that is affordable: the
     less likely and the likeliest."""
-    name, tied = dimension.name, tied_sizes(kernel, kernel.compile_time_dims[target])
-    longest = _longest(kernel, target, workload, name, 1, MOST_BYTES)
+    longest = _longest(kernel, target, workload, dimension, 1, MOST_BYTES)
     likely = {2**k for k in range(5, 32)} | {*range(1024, 16385, 1024)} | {1000 * k for k in range(1, 11)}
     found = {2**k + step for k in range(32) for step in (-1, 0, 1)}
     found |= {*range(256, 8193, 256), *(1024 * k for k in range(17, 65))}
     found |= {digit * 10**k for k in range(7) for digit in (1, 2, 3, 5)}
     for w in (workload, *(w for of_target in kernel.workloads.values() for w in of_target)):
-        own = quotients(tied, dict(w.dims))[name]
+        own = quotients(kernel, kernel.compile_time_dims[target], w)[dimension.name]
         found |= {own, own - 1, own + 1, own + 8, 2 * own, 2 * own + 1, 3 * own}
     within = range(max(1, dimension.low), longest + 1)
     return sorted(n for n in found - likely if n in within) or [within.start], sorted(n for n in likely if n in within)
 
 
-def _longest(kernel: Kernel, target: str, workload: Workload, name: str, beside: int, most_bytes: int) -> int:
+def _longest(kernel: Kernel, target: str, workload: Workload, dimension: Dimension, beside: int, most_bytes: int) -> int:
     """The largest size that the range of a free dimension and so many bytes allow beside little of the others."""
-    fixed, ranges = kernel.compile_time_dims[target], {d.name: d for d in kernel.dimensions}
-    tied = tied_sizes(kernel, fixed)
-    dims = _little(kernel, target, workload, beside)
-    calls = _calls_each(kernel, target, workload, name)
+    calls = _calls_each(kernel, target, workload, dimension)
 
     def fits(size: int) -> bool:
-        made = _with(workload, sizes_of(tied, {**dims, name: size}))
-        within = all(length <= ranges[n].high for n, length in made.dims)
+        made = _little(kernel, target, workload, beside, {dimension.name: size})
+        within = all(made.dim(d.name) <= d.high for d in kernel.dimensions)
         return within and size * calls <= _MOST_CALLS and _affordable(kernel, made, most_bytes)
 
-    low, high = 0, ranges[name].high + 1
+    low, high = 0, dimension.high + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
-def _calls_each(kernel: Kernel, target: str, workload: Workload, name: str) -> float:
+def _calls_each(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) -> float:
     """How many more of PyTorch's functions the reference calls for each further item of a dimension: 0 where it does not
     loop over them."""
     import torch
@@ -160,11 +156,10 @@ def _calls_each(kernel: Kernel, target: str, workload: Workload, name: str) -> f
             self.number += 1
             return func(*args, **(kwargs or {}))
 
-    tied, dims = tied_sizes(kernel, kernel.compile_time_dims[target]), _little(kernel, target, workload, 1)
-    calls: list[int] = []
-    for size in (max(1, dims[name]), max(1, dims[name]) + _PROBED):
-        made = _with(workload, sizes_of(tied, {**dims, name: size}))
-        if kernel.validate(made):
+    calls, least = list[int](), max(1, dimension.low)
+    for size in (least, least + _PROBED):
+        made = _little(kernel, target, workload, 1, {dimension.name: size})
+        if not is_legal(kernel, made):
             return 0.0
         try:
             inputs = kernel.inputs(made, kernel.data[0], torch.Generator().manual_seed(0))
@@ -176,44 +171,41 @@ def _calls_each(kernel: Kernel, target: str, workload: Workload, name: str) -> f
     return (calls[1] - calls[0]) / _PROBED
 
 
-def _little(kernel: Kernel, target: str, workload: Workload, size: int) -> dict[str, int]:
-    """Quotients, so large where they are free."""
-    tied = tied_sizes(kernel, kernel.compile_time_dims[target])
-    own = quotients(tied, dict(workload.dims))
-    return {**own, **{d.name: size if d.name in tied else min(max(d.low, size), d.high) for d in _free(kernel, target)}}
+def _little(kernel: Kernel, target: str, workload: Workload, size: int, chosen: Mapping[str, int]) -> Workload:
+    """The workload with so little of each free dimension but those chosen."""
+    little = {d.name: min(max(d.low, size), d.high) for d in free_dims(kernel, target)}
+    return resized(kernel, kernel.compile_time_dims[target], workload, {**little, **chosen})
 
 
 def required_cases(kernel: Kernel, target: str, workload: Workload) -> list[Case]:
-    """What a finalist meets whatever is drawn: derived cases of the kinds that the kernel's own lack, and one at the end of
-    each free dimension, if none of its own is that long."""
-    known = kernel.cases(target, workload)
+    """The cases that a finalist meets whatever is drawn: derived ones of the kinds that the kernel's own lack, and one at
+    the end of each free dimension, if none of its own is that long."""
+    known, fixed = kernel.cases(target, workload), kernel.compile_time_dims[target]
     wanted = {*_wanted_kinds(kernel, target, workload)}.difference(*_kinds_of_all(kernel, target, workload, known))
     found = []
     spare = derived.cases(kernel, target, workload) if wanted else ()
     for case, kinds in zip(spare, _kinds_of_all(kernel, target, workload, spare), strict=True):
         if wanted & kinds:
-            found.append(_named(case))
+            found.append(named(case))
             wanted -= kinds
-    tied = tied_sizes(kernel, kernel.compile_time_dims[target])
-    for d in _free(kernel, target):
-        met = max(quotients(tied, dict(c.workload.dims))[d.name] for c in known)
-        if (end := _end(kernel, target, workload, d.name)) and quotients(tied, dict(end.dims))[d.name] > met:
-            found.append(_named(Case("", end, kernel.data[0])))
+    for d in free_dims(kernel, target):
+        met = max(quotients(kernel, fixed, c.workload)[d.name] for c in known)
+        if (end := _end(kernel, target, workload, d)) and quotients(kernel, fixed, end)[d.name] > met:
+            found.append(named(Case("", end, kernel.data[0])))
     return list(dict.fromkeys(found))
 
 
-def _end(kernel: Kernel, target: str, workload: Workload, name: str) -> Workload | None:
+def _end(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) -> Workload | None:
     """A workload with as much of a dimension as is affordable."""
     most_bytes = MOST_BYTES if target == "cpu" else _END_BYTES
     for beside in _BESIDE:
-        longest = _longest(kernel, target, workload, name, beside, most_bytes)
-        if longest >= _COUNTER:
+        longest = _longest(kernel, target, workload, dimension, beside, most_bytes)
+        if longest >= COUNTER:
             break
-    if longest < _COUNTER and target != "cpu":
-        longest = max(longest, min(_COUNTER, _longest(kernel, target, workload, name, beside, _LARGE_BYTES)))
-    tied = tied_sizes(kernel, kernel.compile_time_dims[target])
-    dims = {**_little(kernel, target, workload, beside), name: longest}
-    return _small(kernel, target, _with(workload, sizes_of(tied, dims)), name, _LARGE_BYTES) if longest else None
+    if longest < COUNTER and target != "cpu":
+        longest = max(longest, min(COUNTER, _longest(kernel, target, workload, dimension, beside, _LARGE_BYTES)))
+    made = _little(kernel, target, workload, beside, {dimension.name: longest})
+    return _small(kernel, target, made, dimension.name, 4 * most_bytes) if longest else None  # with what a repair adds
 
 
 def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -> Case:
@@ -221,8 +213,8 @@ def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -
     rng, known, fixed = random.Random(seed), kernel.cases(target, workload), kernel.compile_time_dims[target]
     for _ in range(_ATTEMPTS):
         case = _like_one(kernel, rng, known, fixed)
-        case = _named(replace(case, workload=_with(case.workload, dict(workload.dims))))
-        if not kernel.validate(case.workload):
+        case = named(replace(case, workload=sized(case.workload, dict(workload.dims))))
+        if is_legal(kernel, case.workload):
             return case
     return Case("", workload, kernel.data[0])
 
@@ -269,34 +261,33 @@ def draw_inputs(kernel: Kernel, case: Case, generator: torch.Generator) -> Tenso
 def simpler(kernel: Kernel, target: str, case: Case) -> Iterator[Case]:
     """Cases that ask less than this one: of fewer elements, of plain data, aligned, without options."""
     fixed, options = kernel.compile_time_dims[target], dict(case.workload.options)
-    tied = tied_sizes(kernel, fixed)
-    own = quotients(tied, dict(case.workload.dims))
-    for d in _free(kernel, target):
-        size, least = own[d.name], 1 if d.name in tied else max(d.low, 1)
+    own = quotients(kernel, fixed, case.workload)
+    for d in free_dims(kernel, target):
+        size, least = own[d.name], max(d.low, 1)
         for fewer in dict.fromkeys((least, *(size - (size >> k) for k in range(1, size.bit_length())))):
             if least <= fewer < size:
-                asked = _with(case.workload, sizes_of(tied, {**own, d.name: fewer}))
+                asked = resized(kernel, fixed, case.workload, {d.name: fewer})
                 made = repaired(kernel, asked, pinned=fixed, about=(d.name,))
                 if made is not None and math.prod(dict(made.dims).values()) < math.prod(dict(case.workload.dims).values()):
-                    yield _named(replace(case, workload=made))
+                    yield named(replace(case, workload=made))
     plain = (kernel.data[0], *case.data.split(_AND)) if _AND in case.data else kernel.data[:1]
     for data in dict.fromkeys(plain):
         if data != case.data:
-            yield _named(replace(case, data=data))
+            yield named(replace(case, data=data))
     if case.offset:
-        yield _named(replace(case, offset=0))
+        yield named(replace(case, offset=0))
     if isinstance(case.offset, tuple):
         for i in (i for i, elements in enumerate(case.offset) if elements):
-            yield _named(replace(case, offset=(*case.offset[:i], 0, *case.offset[i + 1 :])))
+            yield named(replace(case, offset=(*case.offset[:i], 0, *case.offset[i + 1 :])))
     for name, value in kernel.example(target).options:
         if name not in fixed and options[name] != value:
             workload = replace(case.workload, options=tuple({**options, name: value}.items()))
-            if not kernel.validate(workload):
-                yield _named(replace(case, workload=workload))
+            if is_legal(kernel, workload):
+                yield named(replace(case, workload=workload))
 
 
 def case_text(case: Case) -> str:
-    """As `parse_case` reads it back."""
+    """The case in words, as `parse_case` reads it back."""
     offset = case.offset if isinstance(case.offset, int) else ".".join(map(str, case.offset))
     further = (f",offset={offset}" if offset else "") + (f",far={case.far}" if case.far else "")
     return f"{case.workload.key},data={case.data}{further}"
@@ -323,57 +314,18 @@ def parse_case(kernel: Kernel, target: str, text: str) -> Case:
     can_be_far = [a.name for a in kernel.arguments if a.stride_of is not None] or [d.name for d in kernel.dimensions]
     if far and far not in can_be_far:
         raise UnknownNameError(f"what kernel {kernel.name} can have far apart", far, can_be_far)
-    return _named(Case("", workload, data, offset, far))
+    return named(Case("", workload, data, offset, far))
 
 
-def _named(case: Case) -> Case:
+def named(case: Case) -> Case:
     return replace(case, name=case_text(case))
 
 
-def _free(kernel: Kernel, target: str) -> list[Dimension]:
-    return [d for d in kernel.dimensions if d.name not in kernel.compile_time_dims[target]]
-
-
-def _with(workload: Workload, dims: Mapping[str, int]) -> Workload:
-    return replace(workload, dims=tuple(dims.items()))
-
-
-WRAP = 1 << 31
-"""Offsets from here on do not fit 32 bits with a sign, and from twice that on no 32 bits."""
-BEYOND = 16
-"""Items beyond a multiple of `WRAP` elements, in a dense far case."""
-
-
-def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
-    """Cases for a candidate that has won (`evo.measure.far`). Of a kernel with stride arguments they are its own small ones,
-    with one stride so large that the tensor spans 2 * WRAP elements. Of any other they are, on a GPU, the workload with so
-    many items of the first free dimension that the largest tensor has some more than WRAP, and than 2 * WRAP, elements; or
-    that a counter of 16 bits wraps around, where no finalist meets that."""
-    absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
-    strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
-    if strides:
-        names = [d.name for d in _free(kernel, target)]
-        own = [c for c in kernel.cases(target, workload) if not c.offset and all(c.workload.dim(n) > 1 for n in names)]
-        own = sorted(own, key=lambda c: kernel.cost(c.workload).bytes)[: -(-len(own) // 2)]
-        turns = ((name, own[turn % len(own) :] + own[: turn % len(own)]) for turn, name in enumerate(strides) if own)
-        return tuple(_named(replace(case, far=name)) for name, cases in turns for case in cases)
-    if target != "cuda" or not _free(kernel, target):
-        return ()
-    free, sizes, found = _free(kernel, target)[0], dict(workload.dims), list[Case]()
-    shapes = [a.shape for a in kernel.arguments if free.name in a.shape and a.name not in absent]
-    item = max((math.prod(sizes[n] for n in shape if n != free.name) for shape in shapes), default=0)
-    if not item:
-        return ()
-    for elements in (WRAP, 2 * WRAP):
-        large = _with(workload, {**sizes, free.name: -(-elements // item) + BEYOND})
-        if large.dim(free.name) <= free.high and not kernel.validate(large):
-            found.append(_named(Case("", large, kernel.data[0], far=free.name)))
-    if free.high >= _COUNTER and item * _COUNTER < WRAP:
-        met = [c.workload.dim(free.name) for c in required_cases(kernel, target, workload)]
-        long = _with(workload, {**sizes, free.name: _COUNTER})
-        if max(met, default=0) < _COUNTER and not kernel.validate(long):  # made where there is no memory for the others
-            found.append(_named(Case("", long, kernel.data[0], far=free.name)))
-    return tuple(found)
+def free_dims(kernel: Kernel, target: str) -> list[Dimension]:
+    """The dimensions that are not compiled in; one that has to be a multiple of another may have a quotient of 1."""
+    fixed = kernel.compile_time_dims[target]
+    tied = tied_sizes(kernel, fixed)
+    return [replace(d, low=min(d.low, 1)) if d.name in tied else d for d in kernel.dimensions if d.name not in fixed]
 
 
 # -- kinds of cases ---------------------------------------------------------------------------------------------------
@@ -382,42 +334,31 @@ _KINDS_OF_DATA = ("nan", "inf", "outliers")
 _MANY = 512
 """Rows of a case of many."""
 _OUTLIER = 32
-"""So many times the median size of a tensor's numbers, or of those of the kernel's first distribution."""
+"""An outlier is so many times the median size of a tensor's numbers, or of those of the kernel's first distribution."""
 _FEW = 6 * KINDS_OF_NON_FINITE
 """Size of free dimensions, at most, where a distribution is judged by what it draws; a few more, as `draw` goes by them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseKinds:
-    """How many of a kernel's gate cases for a workload are of each kind that its arguments ask for.
+def count_kinds(kernel: Kernel, target: str, workload: Workload) -> dict[str, int]:
+    """How many of a kernel's own cases, and of those that every finalist meets, are of each kind that its arguments ask for.
 
     The kinds are: data with NaN, Inf or outliers; one row and many, where rows are all free dimensions but the innermost; a
-    free dimension that is no power of two; a misaligned address; each switch among the options on and off. missing: those
-    that not even `required_cases` have."""
-
-    counts: Mapping[str, int]
-    missing: tuple[str, ...]
-
-
-def count_kinds(kernel: Kernel, target: str, workload: Workload) -> CaseKinds:
-    """Counts the kinds of a kernel's own cases and of those that every finalist meets."""
+    free dimension that is no power of two; a misaligned address; each switch among the options on and off."""
     cases = (*kernel.cases(target, workload), *required_cases(kernel, target, workload))
     found = Counter(kind for kinds in _kinds_of_all(kernel, target, workload, cases) for kind in kinds)
-    counts = {kind: found[kind] for kind in _wanted_kinds(kernel, target, workload)}
-    return CaseKinds(counts=counts, missing=tuple(kind for kind, number in counts.items() if not number))
+    return {kind: found[kind] for kind in _wanted_kinds(kernel, target, workload)}
 
 
 def _wanted_kinds(kernel: Kernel, target: str, workload: Workload) -> list[str]:
     import torch
 
-    fixed, free, wanted = kernel.compile_time_dims[target], _free(kernel, target), list[str]()
+    fixed, free, wanted = kernel.compile_time_dims[target], free_dims(kernel, target), list[str]()
     inputs = [a for a in kernel.arguments if a.kind == "input" and (not a.optional or workload.option(a.name))]
     if any(getattr(torch, a.dtype_of(workload)).is_floating_point for a in inputs):
         wanted += _KINDS_OF_DATA
     rows = free[:-1] or free
     if rows:
-        tied = tied_sizes(kernel, fixed)
-        wanted += ["one row"] if all(d.name in tied or d.low <= 1 for d in rows) else []
+        wanted += ["one row"] if all(d.low <= 1 for d in rows) else []
         wanted += ["many rows"] if math.prod(d.high for d in rows) >= _MANY else []
         wanted += ["no power of two"]
     wanted += ["misaligned"] if inputs else []
@@ -426,11 +367,11 @@ def _wanted_kinds(kernel: Kernel, target: str, workload: Workload) -> list[str]:
 
 
 def _kinds_of_all(kernel: Kernel, target: str, workload: Workload, cases: Sequence[Case]) -> Iterator[set[str]]:
-    fixed, free = kernel.compile_time_dims[target], _free(kernel, target)
-    tied, of_data = tied_sizes(kernel, fixed), _kinds_of_data(kernel, target, cases)
+    fixed, free = kernel.compile_time_dims[target], free_dims(kernel, target)
+    of_data = _kinds_of_data(kernel, target, cases)
     rows = [d.name for d in free[:-1] or free]
     for case in cases:
-        dims = quotients(tied, dict(case.workload.dims))
+        dims = quotients(kernel, fixed, case.workload)
         kinds, number = {*of_data.get(case, ())}, math.prod(dims[n] for n in rows)
         kinds |= {kind for kind, so in (("one row", number == 1), ("many rows", number >= _MANY)) if so and rows}
         kinds |= {"no power of two"} if any(dims[d.name] & (dims[d.name] - 1) for d in free) else set()
@@ -439,34 +380,31 @@ def _kinds_of_all(kernel: Kernel, target: str, workload: Workload, cases: Sequen
 
 
 def _kinds_of_data(kernel: Kernel, target: str, cases: Sequence[Case]) -> dict[Case, set[str]]:
-    """What is among the inputs that are drawn for a case, as far as one of few elements shows it."""
+    """The kinds of the inputs that are drawn for each case, as far as one of few elements shows it."""
     import torch
+
+    from evo.measure.gate import threads_limited  # which needs PyTorch
 
     found: dict[Case, set[str]] = {}
     judged: dict[Case, Case] = {}
     fixed = kernel.compile_time_dims[target]
-    tied = tied_sizes(kernel, fixed)
     for case in (c for c in cases if all(size for _, size in c.workload.dims)):
-        dims = quotients(tied, dict(case.workload.dims))
+        dims = quotients(kernel, fixed, case.workload)
         few = {n: size if n in fixed else min(size, _FEW + size % KINDS_OF_NON_FINITE) for n, size in dims.items()}
-        made = repaired(kernel, _with(case.workload, sizes_of(tied, few)), pinned=fixed)
+        made = repaired(kernel, resized(kernel, fixed, case.workload, few), pinned=fixed)
         judged[case] = Case("", made or case.workload, case.data)
-    threads, usual = torch.get_num_threads(), math.inf
-    torch.set_num_threads(1)  # of so little, several that wait for each other take longer
-    try:
-        for one in sorted({*judged.values()}, key=lambda c: (kernel.data.index(c.data), c.workload.key)):  # plainest first
-            kinds = found[one] = set[str]()
+    usual = math.inf
+    for one in sorted(dict.fromkeys(judged.values()), key=lambda c: c.data != kernel.data[0]):  # plainest first
+        kinds = found[one] = set[str]()
+        drawn: Tensors = {}
+        with threads_limited(1), suppress(KernelError, RuntimeError):  # a gate tells of it, and the case is of no kind
             drawn = draw_inputs(kernel, one, torch.Generator().manual_seed(0))
-            for t in (t.double() for t in drawn.values() if t is not None and t.is_floating_point() and t.numel()):
-                sizes = t[t.isfinite()].abs()
-                kinds |= {"nan"} if bool(t.isnan().any()) else set()
-                kinds |= {"inf"} if bool(t.isinf().any()) else set()
-                median = float(sizes.median()) if sizes.numel() else 0.0
-                usual = median or 1.0 if usual == math.inf else usual
-                far = sizes.numel() > 1 and float(sizes.max()) > _OUTLIER * min(usual, median or usual)
-                kinds |= {"outliers"} if far else set()
-    except (KernelError, RuntimeError):  # a gate tells of it, and these are then of no kind
-        pass
-    finally:
-        torch.set_num_threads(threads)
-    return {case: found.get(one, set()) for case, one in judged.items()}
+        for t in (t.double() for t in drawn.values() if t is not None and t.is_floating_point() and t.numel()):
+            sizes = t[t.isfinite()].abs()
+            kinds |= {"nan"} if bool(t.isnan().any()) else set()
+            kinds |= {"inf"} if bool(t.isinf().any()) else set()
+            median = float(sizes.median()) if sizes.numel() else 0.0
+            usual = median or 1.0 if usual == math.inf else usual
+            far = sizes.numel() > 1 and float(sizes.max()) > _OUTLIER * min(usual, median or usual)
+            kinds |= {"outliers"} if far else set()
+    return {case: found[one] for case, one in judged.items()}

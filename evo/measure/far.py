@@ -1,4 +1,4 @@
-"""A candidate where offsets exceed 32 bits: what `evo.measure.cases.far_cases` asks for, made and judged on the device.
+"""Cases where offsets exceed 32 bits, for a candidate that has won; and what they ask for, made and judged on the device.
 
 A view spans 2^32 elements, of which only those of a small tensor are ever touched: on a CPU the rest is address space
 without memory. A dense tensor holds zeros but for a few items at both ends and around each multiple of 2^31 elements. Their
@@ -15,136 +15,165 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 
 import torch
 
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Check
-from evo.measure.buffers import Operands, has_room, same
-from evo.measure.cases import BEYOND, WRAP, draw_inputs
+from evo.measure import FAILING, NO_MEMORY, NO_TIME, NOT_FAR, UNLAUNCHABLE
+from evo.measure.buffers import Operands, copy_once, has_room, same
+from evo.measure.cases import COUNTER, draw_inputs, free_dims, named, required_cases
 from evo.measure.gate import (
     Call,
+    Gate,
     Invocation,
     allocate_outputs,
     case_seed,
     expected_outputs,
+    figures,
+    poison,
     stated_outputs,
     threads_limited,
 )
 from evo.problem.kernel import Case, Kernel, LaunchSequence, Tensors, Workload
+from evo.problem.repair import is_legal, sized
 from evo.problem.space import Point
 from evo.runtime.package import launchable
 from evo.runtime.tolerance import Expected, compare
-from evo.targets import Session
 
 _ALIGNMENT = 64
 """Elements that a far stride is a multiple of: whatever is aligned in a dense tensor is so in the view."""
 _EACH = 2
 _LIMIT_S = 8.0
-"""Cases that a slow reference leaves no time for are left out."""
+"""After so long no further case is made."""
 _SPARE_BYTES = 1 << 30
 """Left free on a GPU, for whoever else uses it."""
+_WRAP = 1 << 31
+"""Offsets from here on do not fit 32 bits with a sign, and from twice that on no 32 bits."""
+_BEYOND = 16
+"""Items beyond a multiple of `_WRAP` elements, in a dense far case."""
 _MAP_NORESERVE = 0x4000
-"""Of Linux: no memory has to stand behind the address space."""
+"""A flag of Linux: no memory has to stand behind the address space."""
+
+
+def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
+    """The cases for a candidate that has won. Of a kernel with stride arguments they are its own small ones, with one stride
+    so large that the tensor spans 2 * _WRAP elements. Of any other they are, on a GPU, the workload with so many items of
+    the first free dimension that the largest tensor has some more than _WRAP, and than 2 * _WRAP, elements; or that a
+    counter of 16 bits wraps around, where no finalist meets that."""
+    free = [d.name for d in free_dims(kernel, target)]
+    absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
+    strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
+    if strides:
+        own = [c for c in kernel.cases(target, workload) if not c.offset and all(c.workload.dim(n) > 1 for n in free)]
+        own = sorted(own, key=lambda c: kernel.cost(c.workload).bytes)[: -(-len(own) // 2)]
+        turns = ((name, own[turn % len(own) :] + own[: turn % len(own)]) for turn, name in enumerate(strides) if own)
+        return tuple(named(replace(case, far=name)) for name, cases in turns for case in cases)
+    shapes = [a.shape for a in kernel.arguments if {*free[:1]} & {*a.shape} and a.name not in absent]
+    item = max((prod(workload.dim(n) for n in shape if n != free[0]) for shape in shapes), default=0)
+    if target != "cuda" or not item:
+        return ()
+    sizes = [-(-elements // item) + _BEYOND for elements in (_WRAP, 2 * _WRAP)]
+    if item * COUNTER < _WRAP and all(c.workload.dim(free[0]) < COUNTER for c in required_cases(kernel, target, workload)):
+        sizes.append(COUNTER)  # made where there is no memory for the others
+    large = (sized(workload, {free[0]: size}) for size in sizes)
+    return tuple(named(Case("", w, kernel.data[0], far=free[0])) for w in large if is_legal(kernel, w))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A call that is ready to be made: its tensors, and where to look for what each input holds (name, place, content) and
-    for what each output is to be."""
+    """A call that is ready to be made: its tensors, where to look for what each input holds (name, place, content), what
+    outputs should be, and what there is of one, by name."""
 
     operands: Operands
     given: Sequence[tuple[str, torch.Tensor, torch.Tensor]]
-    judged: Sequence[tuple[Expected, Callable[[], torch.Tensor]]]
+    expected: Sequence[Expected]
+    output: Callable[[str], torch.Tensor]
 
 
-def far_checks(
-    kernel: Kernel, target: str, call: Call, point: Point, cases: Sequence[Case], session: Session, seed: int
-) -> Iterator[Check]:
-    """For each stride, or dimension, that is far the first _EACH of its cases that can be made; all up to the first that
-    fails. Raises LaunchError."""
+def far_checks(gate: Gate, call: Call, point: Point, cases: Sequence[Case]) -> Iterator[Check]:
+    """Checks, for each stride or dimension that is far, on the first _EACH of its cases that can be made, up to the first
+    that fails. The gate has those that cannot be made in `left_out`. Raises LaunchError."""
     made, ends = Counter[str](), time.monotonic() + _LIMIT_S
     for case in cases:
-        if made[case.far] < _EACH and time.monotonic() < ends:
-            check = None
-            with suppress(KernelError):  # a function of the kernel fails at a case that its statement allows
-                sequence = kernel.sequence(target, point, case.workload, session.limits)
-                check = _check(kernel, call, sequence, case, session, seed)
-            if check is not None:
-                made[case.far] += 1
-                yield check
-                if not check.passed:
-                    return
+        late = time.monotonic() > ends
+        if made[case.far] >= (1 if late else _EACH):
+            continue
+        try:
+            check = NO_TIME if late else _check(gate, call, gate.sequence(point, case.workload), case)
+        except KernelError:  # at what its statement allows
+            check = FAILING
+        if isinstance(check, str):
+            gate.left_out[case.name] = check
+            continue
+        made[case.far] += 1
+        yield check
+        if not check.passed:
+            return
 
 
-def _check(kernel: Kernel, call: Call, sequence: LaunchSequence, case: Case, session: Session, seed: int) -> Check | None:
-    """None if there is no memory for the case, or nothing in it that is far. Raises LaunchError."""
-    generator = torch.Generator(device=session.device).manual_seed(case_seed(seed, case))
+def _check(gate: Gate, call: Call, sequence: LaunchSequence, case: Case) -> Check | str:
+    """The verdict, or why there is none. Raises LaunchError."""
+    kernel, session, seed = gate.kernel, gate.session, case_seed(gate.seed, case)
+    if not all(launchable(launch.grid) for launch in sequence.launches):
+        return UNLAUNCHABLE
+    generator = torch.Generator(device=session.device).manual_seed(seed)
     strides = {a.name: a.stride_of for a in kernel.arguments if a.stride_of is not None}
     with threads_limited(1):  # of so little, several that wait for each other and for a core take longer
         if case.far in strides:
             made = _view(kernel, case, *strides[case.far], generator)
         else:
             made = _dense(kernel, case, sequence, generator)
-    if made is None or not all(launchable(launch.grid) for launch in sequence.launches):
-        return None
+    if isinstance(made, str):
+        return made
     try:
         invocation = Invocation(kernel, call, sequence, session)
         invocation(invocation.values(case.workload, made.operands))
         session.synchronize()
     except LaunchError as refused:
         raise LaunchError(f"case {case.name}: {refused}") from refused
-    error, judged, reason = None, made.judged[0][0], ""
-    for judged, output in made.judged:
-        error, wrong = compare(output(), judged)
+    error, judged, reason = None, made.expected[0], ""
+    for judged in made.expected:
+        error, wrong = compare(made.output(judged.name), judged)
         if wrong:
             reason = f"{judged.name}: {wrong}"
             break
     changed = next((name for name, place, content in made.given if not same(place, content)), "")
     reason = f"input {changed} was changed" if changed else reason
-    return Check(
-        case=case.name,
-        passed=not reason,
-        error=error,
-        allowed=judged.largest_allowed,
-        torch_error=judged.torch_error,
-        reason=reason,
-        seed=case_seed(seed, case),
-    )
+    return Check(case=case.name, passed=not reason, **figures(error, judged), reason=reason, seed=seed)
 
 
-def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Generator) -> _Made | None:
-    """The tensor of that name spans twice WRAP elements along the axis. Before it lies as much memory as an offset goes back
+def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Generator) -> _Made | str:
+    """The tensor of that name spans 2 * _WRAP elements along the axis. Before it lies as much memory as an offset goes back
     that is taken for a negative number of 32 bits: it is to give a wrong result, and no fault."""
     content = draw_inputs(kernel, case, generator)
     inputs, outputs = dict(content), allocate_outputs(kernel, case.workload, generator.device)
     tensor = inputs[name] if name in inputs else outputs.get(name)
     if tensor is None or tensor.shape[axis] < 2 or not tensor.stride(axis):
-        return None
+        return NOT_FAR
     strides = list(tensor.select(axis, 0).clone().stride())  # dense but for that axis, in the same order
     strides = [stride if own else 0 for stride, own in zip(strides, tensor.select(axis, 0).stride(), strict=True)]
-    strides.insert(axis, (-(-2 * WRAP // (tensor.shape[axis] - 1)) // _ALIGNMENT + 1) * _ALIGNMENT)
-    front, span = 2 * WRAP, 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
+    strides.insert(axis, (-(-2 * _WRAP // (tensor.shape[axis] - 1)) // _ALIGNMENT + 1) * _ALIGNMENT)
+    front, span = 2 * _WRAP, 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
     memory = _reserve((front + span) * tensor.element_size(), generator.device)
     if memory is None:
-        return None
+        return NO_MEMORY
     expected = expected_outputs(kernel, content, case.workload, case.data)
     view = memory.view(tensor.dtype).as_strided(tensor.shape, strides, front)
     if name in inputs:
-        once = tuple(slice(None if stride else 1) for stride in strides)  # of what a stride of 0 repeats
-        view[once].copy_(tensor[once])
+        copy_once(view, tensor)
         inputs[name] = view
     else:
         outputs[name] = view
-    for output in outputs.values():
-        output.fill_(_poison(output.dtype))
+    for e in expected:
+        poison(outputs[e.name], e, e.reference)
     kept = [(n, t, own) for n, own in content.items() if own is not None and (t := inputs[n]) is not None]
     return _Made(
         operands=Operands(inputs, outputs),
         given=[(n, t, own.clone() if t is own else own) for n, t, own in kept],
-        judged=[(e, partial(outputs.__getitem__, e.name)) for e in expected],
+        expected=expected,
+        output=outputs.__getitem__,
     )
 
 
@@ -159,19 +188,14 @@ def _reserve(size: int, device: torch.device) -> torch.Tensor | None:
     return None
 
 
-def _poison(dtype: torch.dtype) -> float | bool:
-    """What outputs of a dtype hold before a call: NaN, the largest integer, or true."""
-    return float("nan") if dtype.is_floating_point else dtype == torch.bool or torch.iinfo(dtype).max
-
-
-def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torch.Generator) -> _Made | None:
+def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torch.Generator) -> _Made | str:
     """Dense tensors of as many items as the workload has along the dimension that is far, `_runs` of which have content."""
     shapes = {a.name: a.shape for a in kernel.arguments if a.kind != "scalar"}
     axes = {name: shape.index(case.far) for name, shape in shapes.items() if case.far in shape}
     runs = _runs(case, [shapes[name] for name in axes])
-    few = _sized(case.workload, case.far, sum(count for _, count in runs))
-    if kernel.validate(few) or any(a.kind == "input" and not a.shape for a in kernel.arguments):
-        return None
+    few = sized(case.workload, {case.far: sum(count for _, count in runs)})
+    if not is_legal(kernel, few) or any(a.kind == "input" and not a.shape for a in kernel.arguments):
+        return NOT_FAR
     content = draw_inputs(kernel, replace(case, workload=few), generator)
     expected = expected_outputs(kernel, content, few, case.data)
     alone = _independent(kernel, case, few, content, axes, expected)
@@ -180,10 +204,13 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     for name in (n for n in axes if n not in content or content[n] is not None):
         size += dtypes[name].itemsize * prod(case.workload.dim(n) for n in shapes[name])
     if not alone or not has_room(generator.device, size + _SPARE_BYTES):
-        return None
+        return NO_MEMORY if alone else NOT_FAR
 
     def parts(name: str, whole: torch.Tensor) -> list[torch.Tensor]:
         return [whole.narrow(axes[name], first, count) for first, count in runs] if name in axes else [whole]
+
+    def few_of(name: str, few: torch.Tensor) -> Sequence[torch.Tensor]:
+        return few.split([count for _, count in runs], axes[name]) if name in axes else [few]
 
     def looked_at(name: str) -> torch.Tensor:
         return torch.cat(parts(name, outputs[name]), axes.get(name, 0))
@@ -192,27 +219,23 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     for name, t in content.items():
         if t is not None and name in axes:
             whole = t.new_zeros(tuple(case.workload.dim(n) for n in shapes[name]))
-            for part, own in zip(parts(name, whole), t.split([count for _, count in runs], axes[name]), strict=True):
+            for part, own in zip(parts(name, whole), few_of(name, t), strict=True):
                 part.copy_(own)
             inputs[name] = whole
-    for name, output in outputs.items():
-        for part in parts(name, output):
-            part.fill_(_poison(output.dtype))
-    return _Made(
-        operands=Operands(inputs, outputs),
-        given=[],
-        judged=[(e, partial(looked_at, e.name)) for e in alone],
-    )
+    for e in alone:
+        for part, right in zip(parts(e.name, outputs[e.name]), few_of(e.name, e.reference), strict=True):
+            poison(part, e, right)
+    return _Made(operands=Operands(inputs, outputs), given=[], expected=alone, output=looked_at)
 
 
 def _runs(case: Case, shapes: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
-    """Which items have content, as (first, count): those near either end, and near each multiple of WRAP elements of the
+    """The items that have content, as (first, count): those near either end, and near each multiple of _WRAP elements of the
     largest of the tensors."""
     total = case.workload.dim(case.far)
     item = max(prod(case.workload.dim(n) for n in shape if n != case.far) for shape in shapes)
     runs: list[tuple[int, int]] = []
-    for mark in (0, *range(WRAP, total * item, WRAP), total * item):
-        first, last = max(mark // item - BEYOND, 0), min(mark // item + BEYOND, total)
+    for mark in (0, *range(_WRAP, total * item, _WRAP), total * item):
+        first, last = max(mark // item - _BEYOND, 0), min(mark // item + _BEYOND, total)
         if runs and first <= sum(runs[-1]):
             runs[-1] = (runs[-1][0], last - runs[-1][0])
         else:
@@ -220,16 +243,12 @@ def _runs(case: Case, shapes: Sequence[tuple[str, ...]]) -> list[tuple[int, int]
     return runs
 
 
-def _sized(workload: Workload, dimension: str, size: int) -> Workload:
-    return replace(workload, dims=tuple((name, size if name == dimension else n) for name, n in workload.dims))
-
-
 def _independent(
     kernel: Kernel, case: Case, few: Workload, content: Tensors, axes: Mapping[str, int], expected: Sequence[Expected]
 ) -> list[Expected]:
-    """Those of the outputs that the reference does not change where zeros lie between the items."""
-    twice = _sized(few, case.far, 2 * few.dim(case.far))
-    if kernel.validate(twice):
+    """The outputs that the reference does not change where zeros lie between the items."""
+    twice = sized(few, {case.far: 2 * few.dim(case.far)})
+    if not is_legal(kernel, twice):
         return []
     wide: dict[str, torch.Tensor | None] = {}
     for name, given in content.items():

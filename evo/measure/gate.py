@@ -33,6 +33,7 @@ import torch
 
 from evo.errors import EvoError, KernelError, LaunchError
 from evo.evaluation import Check
+from evo.measure import UNLAUNCHABLE
 from evo.measure.buffers import (
     GUARD_BYTES,
     HUGE,
@@ -66,15 +67,15 @@ from evo.runtime.tolerance import (
 from evo.targets import Hazards, Session
 
 _FEW_ELEMENTS, _DRAWS = 1 << 14, 8
-"""In so few elements of the outputs the largest change is luck, too: the largest of so many draws is taken."""
+"""The largest change in so few elements of the outputs is luck, too: the largest of so many draws is taken."""
 _MOST_ELEMENTS = 1 << 24
-"""In more, of all tensors, luck plays no part, and copies in float64 take memory."""
+"""Luck plays no part in more elements, of all tensors, and copies in float64 take memory."""
 _WRONG = 4
 """PyTorch's error over what the tolerance allows at most that rounding does not explain in data of no malice."""
 _NUMBER = re.compile(r"[-\d.]+(e[-+]?\d+)?|\b(inf|nan)\b")
 _SMALLER_CASES = 100
 _SMALLER_S = 0.25
-"""That are tried of one that fails, and how long: a search has many that are wrong, and a gate is to end in a second."""
+"""Smaller cases that are tried of one that fails, and how long: a search has many of these, and a gate ends in a second."""
 _REPEATS = 4
 """Launches of one trial that show whether its result is the same each time."""
 _ODD_VALUE = 12288.0
@@ -139,9 +140,9 @@ class _Trial:
     first: Mapping[str, torch.Tensor] | None = None
     """The outputs of the first launch, which these must equal bit for bit; None if they are judged."""
     scratch: int | None = NAN
-    """What the workspace is filled with before; None: as the launch before it left it."""
+    """The byte that the workspace is filled with before; None: as the launch before it left it."""
     where: str = ""
-    """What is different from the first launch."""
+    """The difference from the first launch, in words."""
     threads: int = 0
     """On a CPU, of the call; 0: as many as the process has."""
     begin: Callable[[], object] | None = None
@@ -169,15 +170,17 @@ class Gate:
     """Prepares cases once per process and judges candidates on them."""
 
     def __init__(self, kernel: Kernel, target: str, session: Session, seed: int) -> None:
-        self._kernel, self._target, self._session, self._seed = kernel, target, session, seed
+        self.kernel, self.target, self.session, self.seed = kernel, target, session, seed
         self._hazards = session.hazards
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
         self._held: list[torch.Tensor] = []
         self._sum = 0
         self._sum_now: Callable[[], torch.Tensor] | None = None
+        self.left_out: dict[str, str] = {}
+        """Cases that could not be run, by name, and why; whoever asks for cases empties it."""
         self.data_changed = False
-        """What candidates are judged by is not as it was made. It lies in memory like the candidates' own, and a stray write
-        can reach it past every guard."""
+        """Whether the data that candidates are judged by are not as they were made. They lie in memory like the candidates'
+        own, and a stray write can reach them past every guard."""
 
     def prepare(self, case: Case, *, repeated: bool = False, kept: bool = True) -> PreparedCase:
         """`repeated`: with the further launches of a kernel's first case. `kept`: for other candidates. Raises KernelError
@@ -189,8 +192,8 @@ class Gate:
                 trials = tuple(map(self._repeatable, made.trials))
                 self._prepared[case, repeated] = replace(made, trials=trials)
             return self._prepared[case, repeated]
-        on_cpu = self._session.device.type == "cpu"
-        alone = on_cpu and self._kernel.cost(case.workload).bytes <= MOST_BYTES
+        on_cpu = self.session.device.type == "cpu"
+        alone = on_cpu and self.kernel.cost(case.workload).bytes <= MOST_BYTES
         with threads_limited(1 if alone else 0):
             made = self._make(case, repeated=repeated, kept=False)
         # What is drawn for one candidate is called from fewer threads, too, as by a model.
@@ -198,31 +201,28 @@ class Gate:
         return replace(made, alone=alone, trials=tuple(replace(t, threads=threads) for t in made.trials))
 
     def _make(self, case: Case, *, repeated: bool, kept: bool) -> PreparedCase:
-        seed = case_seed(self._seed, case)
-        device = self._session.device
+        seed = case_seed(self.seed, case)
+        device = self.session.device
         generator = torch.Generator(device=device).manual_seed(seed)
-        outputs = allocate_outputs(self._kernel, case.workload, device)
+        outputs = allocate_outputs(self.kernel, case.workload, device)
 
         def image(inputs: Tensors, expected: tuple[Expected, ...], guard: int) -> Memory:
             made = Memory(layout, device)
             made.fill(inputs, guard)
-            for e in expected:  # NaN, but where NaN may be expected; of integers, none that is right
-                if e.exact:
-                    bits(made.outputs[e.name]).copy_(~bits(e.reference))
-                else:
-                    made.outputs[e.name].fill_(float("nan") if e.all_finite else _ODD_VALUE)
+            for e in expected:
+                poison(made.outputs[e.name], e, e.reference)
             return made
 
-        data = draw_inputs(self._kernel, case, generator)
+        data = draw_inputs(self.kernel, case, generator)
         wide = device.type == "cuda" or repeated or not kept
         layout = Layout(data, outputs, case.offset, guard_bytes=WIDE_GUARD_BYTES if wide else GUARD_BYTES)
-        expected = expected_outputs(self._kernel, data, case.workload, case.data)
+        expected = expected_outputs(self.kernel, data, case.workload, case.data)
         here, plain = Memory(layout, device), image(data, expected, NAN)
         trials = [_Trial(memory=here, image=plain, inputs=data, expected=expected)]
         if repeated:
-            _check_own(self._kernel, case, expected)
-            other = draw_inputs(self._kernel, case, generator)
-            wanted = expected_outputs(self._kernel, other, case.workload, case.data)
+            _check_own(self.kernel, case, expected)
+            other = draw_inputs(self.kernel, case, generator)
+            wanted = expected_outputs(self.kernel, other, case.workload, case.data)
             there, odd = Memory(layout, device), image(data, expected, HUGE)
             stale = image(data, expected, HUGE)
             for e in wanted:
@@ -245,9 +245,9 @@ class Gate:
         PyTorch loads a GPU kernel when it is first called, tens of milliseconds each: a gate of three milliseconds takes
         half a second in a new process. Limits of time would have to allow for that.
         """
-        workspace = tuple((a.name, 1) for a in self._kernel.arguments if a.kind == "workspace")
+        workspace = tuple((a.name, 1) for a in self.kernel.arguments if a.kind == "workspace")
         once = LaunchSequence(launches=(Launch(grid=(1, 1, 1), block=(1, 1, 1)),), workspace=workspace)
-        for number, case in enumerate(self._kernel.cases(self._target, workload)):
+        for number, case in enumerate(self.kernel.cases(self.target, workload)):
             prepared = self.prepare(case, repeated=number == 0)
             self.check(partial(_write_reference, cycle(prepared.trials)), once, prepared)
             if number == 0:
@@ -268,7 +268,7 @@ class Gate:
             return self._check(call, sequence, prepared, thorough)
 
     def _check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase, thorough: bool) -> Check:
-        invocation = Invocation(self._kernel, call, sequence, self._session)
+        invocation = Invocation(self.kernel, call, sequence, self.session)
         first = prepared.trials[-1].first or {}
         for number, trial in enumerate(prepared.trials, 1):
             found, of, reason = self._try(invocation, prepared.case, trial)
@@ -285,13 +285,8 @@ class Gate:
                     output.copy_(trial.memory.outputs[name])
         if not reason and len(prepared.trials) > 1 and all(o.numel() for o in prepared.trials[0].memory.outputs.values()):
             reason = self._try_late(invocation, prepared) or self._try_held(invocation, prepared, thorough)
-        return Check(
-            case=prepared.case.name,
-            passed=not reason,
-            **figures(error, judged),
-            reason=reason,
-            seed=prepared.seed,
-        )
+        name, seed = prepared.case.name, prepared.seed
+        return Check(case=name, passed=not reason, **figures(error, judged), reason=reason, seed=seed)
 
     def run(
         self,
@@ -310,16 +305,17 @@ class Gate:
         own = (self.prepare(case, repeated=not number) for number, case in enumerate(cases))
         for prepared in chain(own, drawn):
             try:
-                sequence = self._sequence(point, prepared.case.workload)
+                sequence = self.sequence(point, prepared.case.workload)
                 if checks and not all(launchable(launch.grid) for launch in sequence.launches):
-                    continue  # a size that launchers leave to PyTorch
+                    self.left_out[prepared.case.name] = UNLAUNCHABLE
+                    continue
                 checks.append(self.check(call, sequence, prepared, thorough=thorough))
             except LaunchError as error:
                 raise LaunchError(f"case {prepared.case.name}: {error}") from error
             if not checks[-1].passed:
                 break
         if self._sum_now is None:
-            self._sum_now = self._session.repeatable(partial(sum_of, self._held))
+            self._sum_now = self.session.repeatable(partial(sum_of, self._held))
         self.data_changed = int(self._sum_now()) % (1 << 64) != self._sum
         if self.data_changed and checks[-1].passed:
             reason = "memory far from its inputs and outputs was written, by which others are judged"
@@ -330,8 +326,8 @@ class Gate:
             checks += [smallest] if smallest is not None else []
         return tuple(checks)
 
-    def _sequence(self, point: Point, workload: Workload) -> LaunchSequence:
-        return self._kernel.sequence(self._target, point, workload, self._session.limits)
+    def sequence(self, point: Point, workload: Workload) -> LaunchSequence:
+        return self.kernel.sequence(self.target, point, workload, self.session.limits)
 
     def _smallest(self, call: Call, point: Point, failed: Case, reason: str, *, repeated: bool) -> Check | None:
         """The check of the smallest and plainest case found that still fails for that reason, but for its numbers: one thing
@@ -340,15 +336,15 @@ class Gate:
         deadline = time.monotonic() + _SMALLER_S
         simple: Case | None = case
         while simple is not None:
-            for simple in simpler(self._kernel, self._target, case):
-                if simple in tried or self._kernel.validate(simple.workload):
+            for simple in simpler(self.kernel, self.target, case):
+                if simple in tried:
                     continue
                 if len(tried) > _SMALLER_CASES or time.monotonic() > deadline:
                     return found
                 tried.add(simple)
                 try:
                     prepared = self.prepare(simple, repeated=repeated, kept=False)
-                    check = self.check(call, self._sequence(point, simple.workload), prepared)
+                    check = self.check(call, self.sequence(point, simple.workload), prepared)
                 except (EvoError, RuntimeError, MemoryError):
                     return found  # a launch that fails may have broken the device
                 if not check.passed and _NUMBER.sub("", check.reason) == kind:
@@ -359,7 +355,7 @@ class Gate:
         return found
 
     def _repeatable(self, trial: _Trial) -> _Trial:
-        again = self._session.repeatable
+        again = self.session.repeatable
         return replace(trial, begin=again(partial(self._begin, trial)), flags=again(partial(_flags, trial)))
 
     def _begin(self, trial: _Trial, shared: int = NAN) -> None:
@@ -378,7 +374,7 @@ class Gate:
             values = invocation.values(case.workload, memory)
             with threads_limited(trial.threads):
                 invocation(values)
-            self._session.synchronize()
+            self.session.synchronize()
 
     def _try(self, invocation: Invocation, case: Case, trial: _Trial) -> tuple[float | None, Expected, str]:
         """(largest error, the output it is of, reason for refusal or ""); of outputs that are right, one that has errors."""
@@ -409,7 +405,7 @@ class Gate:
         """The first case once more, behind a kernel that writes its inputs late."""
         trial = prepared.trials[0]
         trial.memory.bytes.copy_(trial.image.bytes)
-        return begins_early(self._session, trial.memory, invocation, prepared.case.workload)
+        return begins_early(self.session, trial.memory, invocation, prepared.case.workload)
 
     def _try_held(self, invocation: Invocation, prepared: PreparedCase, thorough: bool) -> str:
         """The first case once more, where some blocks have to wait until others have ended. Only blocks with workspace are
@@ -417,7 +413,7 @@ class Gate:
         if self._hazards is None or not (thorough or invocation.workspace.tensors):
             return ""
         case, trial = prepared.case, prepared.trials[0]
-        found = rooms(invocation.launches, self._session.limits.multiprocessors, all_of_them=thorough)
+        found = rooms(invocation.launches, self.session.limits.multiprocessors, all_of_them=thorough)
         for room in found:
             _, _, reason = self._try(invocation.held(self._hazards, room), case, trial)
             if reason:
@@ -433,7 +429,7 @@ class Gate:
         return ""
 
     def _cause(self, invocation: Invocation, case: Case, trial: _Trial) -> str:
-        """What a wrong result depends on, found by launching again with one thing changed; "" if it is simply wrong."""
+        """The cause of a wrong result, found by launching again with one thing changed; "" if it is simply wrong."""
         wrong = {n: bits(o).clone() for n, o in trial.memory.outputs.items()}
 
         def differs(trial: _Trial, shared: int = NAN) -> bool:
@@ -443,7 +439,7 @@ class Gate:
         if any(differs(trial) for _ in range(_REPEATS)):
             wrong_again = any(compare(trial.memory.outputs[e.name], e)[1] for e in trial.expected)
             return _CHANCE if wrong_again or trial.first is not None else "right when launched again"
-        quiet = Memory(trial.memory.layout, self._session.device)
+        quiet = Memory(trial.memory.layout, self.session.device)
         quiet.fill(trial.inputs, ZERO)
         for e in trial.expected:
             bits(quiet.outputs[e.name]).copy_(bits(trial.image.outputs[e.name]))
@@ -459,7 +455,7 @@ class Gate:
 
 
 def _flags(trial: _Trial) -> torch.Tensor:
-    """What a launch has left, in one row of numbers: for each piece between the outputs whether it was changed; then for
+    """The traces of a launch, in one row of numbers: for each piece between the outputs whether it was changed; then for
     each output its findings, or whether it differs from the first launch's."""
     flags = trial.memory.changes(trial.image)
     for e in trial.judged:
@@ -494,7 +490,7 @@ def case_seed(seed: int, case: Case) -> int:
 
 
 _NUMBERS: Mapping[str, Callable[[Any], object]] = {"float32": float, "float64": np.float64, "int32": np.int32, "int64": int}
-"""Of scalars' dtypes, the types by which an entry point's caller tells them apart."""
+"""The types by which an entry point's caller tells scalars apart, by dtype."""
 
 
 def argument_values(
@@ -527,6 +523,15 @@ def allocate_outputs(kernel: Kernel, workload: Workload, device: torch.device) -
     return outputs
 
 
+def poison(output: torch.Tensor, e: Expected, right: torch.Tensor) -> None:
+    """Fills an output, or a part of it that should be `right`, with what is wrong: NaN, but where NaN may be expected; of
+    integers, none that is right."""
+    if e.exact:
+        bits(output).copy_(~bits(right))
+    else:
+        output.fill_(float("nan") if e.all_finite else _ODD_VALUE)
+
+
 def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, torch.Tensor]:
     """A tensor, a sequence of them or a mapping, by output name. Some outputs may be missing."""
     if isinstance(result, Mapping):
@@ -538,7 +543,7 @@ def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, 
 def stated_outputs(
     kernel: Kernel, what: str, function: Callable[..., object], inputs: Tensors, workload: Workload
 ) -> dict[str, torch.Tensor]:
-    """What the reference, a baseline or `same_dtype` makes of inputs, by output name; only the reference need give all.
+    """The outputs that the reference, a baseline or `same_dtype` makes, by name; only the reference need give all.
     Raises KernelError for a mistake in it."""
     found = as_outputs(kernel, workload, call_stated(kernel, what, function, inputs, workload))
     if fault := wrong_outputs(kernel, found, workload, complete=what == "`reference`"):

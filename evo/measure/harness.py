@@ -10,7 +10,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -19,7 +18,7 @@ import torch
 
 from evo.errors import KernelError, LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
-from evo.measure import RaceRequest, RaceResult, Request
+from evo.measure import FAILING, NO_MEMORY, NO_TIME, RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes, has_room
 from evo.measure.cases import MOST_BYTES, random_case_of
 from evo.measure.clock import CLOSE, USUAL_RACES, Protocol, calls_for, race, sets_for, summarise, usual_us
@@ -43,7 +42,7 @@ from evo.targets import Loaded, Replay, Session, classify, find_target
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """What is raced: a call for each buffer set. A baseline has no invocation."""
+    """A racer: a call for each buffer set. A baseline has no invocation."""
 
     calls: Sequence[Callable[[], object]]
     invocation: Invocation | None = None
@@ -70,7 +69,7 @@ _PROTOCOLS = {
         limit_s=10.0, least_rounds=BOOTSTRAP_SAMPLES, pause_s=0.5, far=_FAR_ON_CPU,
     ),
 }
-"""By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
+"""Protocols, by stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
 
 _TRIGGERS_DEPENDENTS = (
     "the code lets the kernel after it start before it has ended (griddepcontrol.launch_dependents): its calls would"
@@ -78,36 +77,36 @@ _TRIGGERS_DEPENDENTS = (
 )
 
 _WALK_BYTES = {False: 1 << 30, True: 1 << 28}
-"""What the buffer sets hold at least, by whether the target shares its cores: a quarter of a millisecond at 4 TB/s,
+"""The least that buffer sets hold, by whether the target shares its cores: a quarter of a millisecond at 4 TB/s,
 some milliseconds at 50 GB/s."""
 
 _LONG_SAMPLE_US = 30_000.0
 """A sample on a CPU need not walk over three times the cache if that takes longer."""
 
 _PATIENCE = 3
-"""After so many races of a search in a row with too few undisturbed rounds, disturbed rounds are no longer taken again: on
+"""Disturbed rounds are no longer taken again after so many races of a search in a row with too few undisturbed ones: on
 a machine that is never quiet, each candidate would wait in vain. After one undisturbed race, they are."""
 
 _REASON_CHARACTERS = 200
-"""At most, of the error of a baseline that does not run."""
+"""The length of the error that is told of a baseline that does not run."""
 
 _REFERENCE_BYTES = 64
 """Bytes an output element for a reference in float64, its bounds and an error, and temporaries."""
 
 _AT_SIZE_SHARE = 0.03
-"""Of the time of a search, for random cases of the size that is timed."""
+"""The share of a search's time for random cases of the size that is timed."""
 
 _DRAWING_S = 12.0
-"""At most, for the random cases of a candidate: a third of what a gate may take."""
+"""The random cases of a candidate take at most this: a third of what a gate may take."""
 
 _LEAST_SETS = 5
 """Two that are raced, what was in them, and what is drawn anew."""
 
 _CASE_BYTES = 24
-"""That a random case takes for each byte that it moves, in 16 bits: its memory, and a reference in float64."""
+"""A random case takes so many for each byte that it moves, in 16 bits: its memory, and a reference in float64."""
 
 _CASE_SETS = 4
-"""What such a case holds: its memory and inputs, twice."""
+"""A random case of the size that is timed holds so many: its memory and inputs, twice."""
 
 _SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
 """Outputs that are summed after a sample: those of so many sets."""
@@ -117,8 +116,8 @@ _COMPARED_ELEMENTS = {"cuda": 1 << 62, "cpu": 1 << 18}
 
 
 class TimedData:
-    """What is timed on: `count` buffer sets with random inputs of their own, all between guards; and `inputs` that are drawn
-    anew from race to race, with what is `expected` of them (`draw`)."""
+    """The data of races: `count` buffer sets with random inputs of their own, all between guards; and `inputs` that are
+    drawn anew from race to race, with what is `expected` of them (`draw`)."""
 
     def __init__(self, kernel: Kernel, workload: Workload, session: Session, count: int, seed: int) -> None:
         self._kernel, self._workload, self._device = kernel, workload, session.device
@@ -167,7 +166,7 @@ class TimedData:
         return replace(e, reference=reference, finite=finite, allowed=allowed)
 
     def changed(self) -> str:
-        """Which inputs or guards of any set are not as they were, in words; empty if all are."""
+        """The inputs or guards of any set that are not as they were, in words; empty if all are."""
         return self.arena.changed(self._sums)
 
 
@@ -186,14 +185,14 @@ def _at(output: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
 
 @dataclass(kw_only=True)
 class _Progress:
-    """What is known of one contender in a race. Everything stays on the device until the verdict."""
+    """The state of one contender in a race. Everything stays on the device until the verdict."""
 
     sets: int
     """How many of the sets its samples call."""
     workspace: Workspace | None
     samples: int = 0
     sums: torch.Tensor | None = None
-    """Of the outputs in the first of these sets."""
+    """The sums of the outputs in the first of these sets."""
     differs: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -214,12 +213,12 @@ class RaceCheck:
         self._progress = {name: _Progress(sets=sets, workspace=own) for name, (sets, own) in checked.items()}
 
     def before(self, name: str) -> None:
-        """Before a sample of a contender."""
+        """Is called before a sample of a contender."""
         if (p := self._progress.get(name)) is not None and not p.samples % 2:
             self._poison(p, HUGE if p.samples // 2 % 3 else NAN)
 
     def after(self, name: str) -> None:
-        """After it."""
+        """Is called after a sample of a contender."""
         if (p := self._progress.get(name)) is None:
             return
         p.samples += 1
@@ -256,7 +255,7 @@ class RaceCheck:
 
 
 class _Share:
-    """What a part of the work takes of all of it: as much as it may, and no more."""
+    """The time that a part of the work takes of all of it: as much as it may, and no more."""
 
     def __init__(self) -> None:
         self.all_s = self._own_s = 0.0
@@ -280,7 +279,7 @@ class TimingHarness:
         self._seed = seed
         self.gate = Gate(kernel, target, session, seed)
         self._replays: dict[tuple[Protocol, int], Replay] = {}
-        """Of the reference, by protocol and number of sets."""
+        """The reference's, by protocol and number of sets."""
         self.ready: set[str] = set()
         """See `lacks`."""
         self._share, self._draws = _Share(), 0
@@ -317,8 +316,8 @@ class TimingHarness:
 
     @property
     def wanted_bytes(self) -> int:
-        """What judging takes beside what is held: results that the samples of two contenders keep; and the data, until they
-        are made."""
+        """Memory that judging takes beside what is held: results that the samples of two contenders keep; and the data,
+        until they are made."""
         sets = self._sets(free_bytes(self._session.device)) * self._set_bytes
         return 2 * sets if "data" in vars(self) else 3 * sets + self._reference_bytes
 
@@ -501,10 +500,12 @@ class TimingHarness:
         started = time.perf_counter()
         own, near = self.kernel.cases(request.target, request.workload), (c for c in request.cases if not c.far)
         point, far = request.genome.parameters, [c for c in request.cases if c.far]
+        self.gate.left_out = {}
         checks = self.gate.run(loaded, point, own, self._drawn(near), thorough=bool(request.cases))
         if checks[-1].passed:
-            checks += tuple(far_checks(self.kernel, request.target, loaded, point, far, self._session, self._seed))
-        found = replace(found, checks=checks, gate_seconds=time.perf_counter() - started)
+            checks += tuple(far_checks(self.gate, loaded, point, far))
+        seconds = time.perf_counter() - started
+        found = replace(found, checks=checks, left_out=dict(self.gate.left_out), gate_seconds=seconds)
         return found if checks[-1].passed else _refused(found, Status.WRONG)
 
     # -- a random case of the size that is timed -----------------------------------------------------------------------
@@ -526,16 +527,19 @@ class TimingHarness:
         self._share.spend("draw", time.perf_counter() - started, counts=self._draws > 1)
 
     def _drawn(self, cases: Iterable[Case]) -> Iterator[PreparedCase]:
-        """But for those that a function of the kernel fails at, though its statement allows them, and for what is left when
-        a slow reference has taken its time."""
+        """The cases with their data, but for those that the gate then has in `left_out`."""
         ends = time.perf_counter() + _DRAWING_S
         for case in cases:
-            if time.perf_counter() > ends:
-                return
-            with suppress(KernelError):
+            try:
                 moved = self.kernel.cost(case.workload).bytes
-                if moved <= MOST_BYTES or has_room(self._session.device, _CASE_BYTES * moved):
+                fits = moved <= MOST_BYTES or has_room(self._session.device, _CASE_BYTES * moved)
+                why = NO_TIME if time.perf_counter() > ends else "" if fits else NO_MEMORY
+                if not why:
                     yield self.gate.prepare(case, kept=False)
+            except KernelError:  # at what its statement allows
+                why = FAILING
+            if why:
+                self.gate.left_out[case.name] = why
 
     def _gate_at_size(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""
@@ -562,7 +566,7 @@ class TimingHarness:
         return replace(found, timings=timings) if check.passed else _refused(found, status)
 
     def _time_candidate(self, request: Request, candidate: Contender) -> tuple[tuple[Timing, ...], Check]:
-        """Beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
+        """Times beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
         reference = self.kernel.reference_baseline
         entries = {"candidate": candidate, reference.name: self.baseline(reference)}
         protocol, incumbent = _PROTOCOLS["search", self._shares_cores], request.incumbent
@@ -666,6 +670,6 @@ class TimingHarness:
 
 
 def _refused(found: Evaluation, status: Status) -> Evaluation:
-    """By its last check."""
+    """The evaluation, refused for its last check."""
     last = found.checks[-1]
     return replace(found, status=status, log=last.reason if status is Status.IMPOSSIBLE else f"{last.case}: {last.reason}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from evo.measure.gate import Invocation
 
 _FEW_BLOCKS = 128
-"""So many one after another take a fraction of a millisecond."""
+"""Blocks that take a fraction of a millisecond one after another."""
 _WIDEST_READ = 16
 """Bytes: what is handed to `Hazards.end_late` is cut at multiples of this."""
 
@@ -60,9 +60,9 @@ def begins_early(session: Session, memory: Memory, invocation: Invocation, workl
 
 
 def rooms(launches: Sequence[Launch], multiprocessors: int, *, all_of_them: bool) -> list[int]:
-    """For how many blocks at a time there is to be room on the device. For one: none begins before the one before it has
-    ended, so that a block that takes itself for the last too early does not find what the last one leaves. For so many that
-    the last has its turn alone. And for half of them. Where not all are asked for, only the first that takes little time.
+    """Numbers of blocks that there is to be room for at a time. One: none begins before the one before it has ended, so that
+    a block that takes itself for the last too early does not find what the last one leaves. So many that the last has its
+    turn alone. And half of them. Where not all are asked for, only the first that takes little time.
     None where no launch has several blocks, or where some are clusters, whose blocks run together."""
     blocks = max(prod(launch.grid) for launch in launches)
     most = min(blocks, multiprocessors) - 1

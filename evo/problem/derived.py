@@ -1,4 +1,4 @@
-"""What a kernel's statement leaves out, derived from its arguments' shapes: data, cases, neighbours, cost, baselines.
+"""The parts that a kernel's statement leaves out, derived from its arguments' shapes: data, cases, neighbours, cost.
 
 Functions whose first parameter is a kernel are methods of the kernels that leave them out; `dataclasses.replace` derives
 them anew."""
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from evo.problem.data import KINDS_OF_NON_FINITE, draw
 from evo.problem.kernel import Argument, Case, Cost, Kernel, Tensors, Workload
-from evo.problem.repair import quotients, repaired, sizes_of, tied_sizes
+from evo.problem.repair import quotients, repaired, resized, tied_sizes
 from evo.problem.space import Value
 
 if TYPE_CHECKING:
@@ -72,22 +73,24 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     repaired, what the case is about last of all."""
     compiled_in, first = kernel.compile_time_dims[target], kernel.data[0]
     free = [d.name for d in kernel.dimensions if d.name not in compiled_in]
-    tied, options = tied_sizes(kernel, compiled_in), dict(workload.options)
-    own = quotients(tied, dict(workload.dims))
+    tied, own = tied_sizes(kernel, compiled_in), quotients(kernel, compiled_in, workload)
     found = dict[tuple[object, ...], Case]()
     few = {name: min(own[name], 509 if place else 67) for place, name in enumerate(free)}
+
+    def elements(workload: Workload) -> int:
+        return max(math.prod(_shape(a, workload)) for a in kernel.arguments if a.kind != "scalar")
 
     def add(data: str, changed: Mapping[str, Value], offset: int = 0) -> bool:
         """changed: dimensions and options that are others. Whether there is such a problem."""
         chosen = {n: int(changed.get(n, few.get(n, size))) for n, size in own.items()}
-        others = {n: changed.get(n, v) for n, v in options.items()}
-        asked = Workload.of(sizes_of(tied, chosen), workload.dtype, others)
+        others = tuple((n, changed.get(n, v)) for n, v in workload.options)
+        asked = resized(kernel, compiled_in, replace(workload, options=others), chosen)
         ranges = {d.name: range(d.low, d.high + 1) for d in kernel.dimensions}
         beyond = any(size not in ranges[n] for n, size in asked.dims if n in changed)
         made = None if beyond else repaired(kernel, asked, pinned=compiled_in, about=changed)
-        if made is None:
+        if made is None or elements(made) > 2 * max(_MANY, elements(asked)):
             return False
-        now = {**quotients(tied, dict(made.dims)), **dict(made.options)}
+        now = {**quotients(kernel, compiled_in, made), **dict(made.options)}
         what = [f"{f'{n}/{tied[n]}' if n in tied else n}={now[n]}" for n in changed]
         what += [f"offset={offset}"] if offset else []
         found.setdefault((data, made, offset), Case(" ".join([data, *what]), made, data, offset))
@@ -96,7 +99,7 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     for data in kernel.data:
         add(data, {})
     if free and "non_finite" in kernel.data:
-        usual = Workload.of(sizes_of(tied, {**own, **few}), workload.dtype, options)
+        usual = resized(kernel, compiled_in, workload, few)
         large = [a for a in kernel.arguments if a.kind == "input" and {*a.shape} >= {*free}]
         over_all = not any({*a.shape} & {*free} for a in kernel.outputs(workload))
         if over_all or (large and max(_folded(kernel, a, usual)[0] for a in large) < KINDS_OF_NON_FINITE):
@@ -108,8 +111,9 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     for name in free:
         for size in (0, 1, 3, 17, 64, 127, 769, 1025) if name != free[0] else (0, 1):
             add(first, {name: size})
+    add(first, dict.fromkeys(free[:-1], 1))
     others: list[tuple[str, dict[str, Value], int]] = [(first, {}, 1)]
-    for name, value in options.items():
+    for name, value in workload.options:
         if name not in compiled_in and isinstance(value, bool):
             others.append((first, {name: not value}, 0))
         elif name not in compiled_in and isinstance(value, float):
@@ -120,36 +124,31 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
         if size is None or not add(data, {free[0]: size, **changed}, offset):
             add(data, changed, offset)
     if free:  # more than a persistent grid takes at once, and no whole number of its steps
-        name, elements = free[0], max(math.prod(_shape(a, workload)) for a in kernel.arguments if a.kind != "scalar")
-        many = max(1, own[name] * _MANY // max(1, elements))
-        add(first, {name: (many if target == "cuda" else min(max(own[name], _ROWS), many)) | 1})
+        many = max(1, own[free[0]] * _MANY // max(1, elements(workload)))
+        many = many if target == "cuda" else min(max(own[free[0]], _ROWS), many)
+        while many and not add(first, {free[0]: many | 1}):
+            many //= 2
     return tuple(found.values())
 
 
 def neighbours(kernel: Kernel, target: str, workload: Workload) -> tuple[Workload, ...]:
     compiled_in = kernel.compile_time_dims[target]
-    tied, options = tied_sizes(kernel, compiled_in), dict(workload.options)
-    own = quotients(tied, dict(workload.dims))
+    own = quotients(kernel, compiled_in, workload)
     ranges = {d.name: range(d.low, d.high + 1) for d in kernel.dimensions}
     few = {n: min(size, max(ranges[n].start, 67)) for n, size in own.items() if n not in compiled_in}
     asked: list[tuple[Workload, tuple[str, ...]]] = []
     for name in (n for n in own if n in compiled_in):
         for size in dict.fromkeys((own[name] - 1, own[name] + 1, own[name] + 8, 2 * own[name], 769)):
-            dims = sizes_of(tied, {**own, **few, name: size})
-            if dims[name] in ranges[name] and size != own[name]:
-                asked.append((Workload.of(dims, workload.dtype, options), (name,)))
+            made = resized(kernel, compiled_in, workload, {**few, name: size})
+            if made.dim(name) in ranges[name] and size != own[name]:
+                asked.append((made, (name,)))
     others = {n: not v for n, v in workload.options if isinstance(v, bool) and n in compiled_in}
     for other in [others, *({n: v} for n, v in others.items())] if others else []:
-        dims = sizes_of(tied, {**own, **few})
-        asked.append((Workload.of(dims, workload.dtype, {**options, **other}), tuple(other)))
-    near = (repaired(kernel, w, pinned=_bound_beside(kernel, target, about), about=about) for w, about in asked)
+        options = tuple((n, other.get(n, v)) for n, v in workload.options)
+        asked.append((resized(kernel, compiled_in, replace(workload, options=options), few), tuple(other)))
+    near = (repaired(kernel, w, pinned=[n for n in compiled_in if n not in about], about=about) for w, about in asked)
     same = kernel.binding(target, workload)
     return tuple(w for w in dict.fromkeys(near) if w is not None and kernel.binding(target, w) != same)
-
-
-def _bound_beside(kernel: Kernel, target: str, about: tuple[str, ...]) -> list[str]:
-    """What stays compiled in as it is, where the neighbour is about some of it."""
-    return [n for n in kernel.compile_time_dims[target] if n not in about]
 
 
 def call_reference(kernel: Kernel, inputs: Tensors, workload: Workload) -> object:
@@ -158,7 +157,7 @@ def call_reference(kernel: Kernel, inputs: Tensors, workload: Workload) -> objec
 
 
 def in_float32(kernel: Kernel, inputs: Tensors, workload: Workload) -> object:
-    """In 16 bits throughout, as the reference would compute there, no kernel does."""
+    """The reference in float32: no kernel computes in 16 bits throughout, as it would."""
     halves = {n: t for n, t in inputs.items() if t is not None and t.is_floating_point() and t.itemsize == 2}
     return kernel.reference({**inputs, **{n: t.float() for n, t in halves.items()}}, workload)
 
@@ -178,7 +177,7 @@ def cost_of(kernel: Kernel, inputs: Sequence[Argument], workload: Workload) -> C
 
 
 _SMALL = 1 / 64
-"""Of the largest input's bytes: one of fewer is left out of a copy."""
+"""An input with a smaller share of the largest one's bytes is left out of a copy."""
 
 
 def copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:

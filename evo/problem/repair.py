@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_TRIES = 400
 """Calls of `validate` for one workload."""
 _WIDTH = {0: 1, 1: 48, 2: 12, 3: 5}
-"""Of one value, the nearest that are tried, by how many values are moved together."""
+"""The nearest of one value that are tried, by how many values are moved together."""
 _NEAR = 64
 """A divisor is looked for among so many sizes below and above."""
 _STEPS = 9
@@ -49,19 +49,18 @@ def repaired(
     if is_legal(kernel, workload):
         return workload
     tied = tied_sizes(kernel, pinned)
-    start = {**quotients(tied, dims), **{n: v for n, v in workload.options if isinstance(v, int)}}
+    start = {**quotients(kernel, pinned, workload), **{n: v for n, v in workload.options if isinstance(v, int)}}
     start.update({n: 1 for n in tied if dims[n] and not start[n]})
     movable = [n for n in start if n not in pinned]
     others = [n for n in movable if n not in about]
     ways: list[tuple[str, ...]] = [(), *combinations(others, 1), *permutations(others, 2)]
     ways += [names for number in (1, 2, 3) for names in permutations(movable, number) if number > 2 or {*names} & {*about}]
-    examples = [quotients(tied, dict(w.dims)) for found in kernel.workloads.values() for w in found]
+    examples = [quotients(kernel, pinned, w) for found in kernel.workloads.values() for w in found]
     tried = {workload}
     for names in ways:
         for chosen in _moved(kernel, start, names, _WIDTH[len(names)], examples):
             options = tuple((n, chosen.get(n, value)) for n, value in workload.options)
-            sizes = sizes_of(tied, {n: int(chosen[n]) for n in dims})
-            made = replace(workload, dims=tuple(sizes.items()), options=options)
+            made = resized(kernel, pinned, replace(workload, options=options), {n: int(chosen[n]) for n in dims})
             if made not in tried:
                 tried.add(made)
                 if is_legal(kernel, made):
@@ -72,13 +71,13 @@ def repaired(
 
 
 _Chosen = Mapping[str, int]
-"""By dimension its quotient or size, by option its whole number or switch."""
+"""The quotient or size of each dimension, the whole number or switch of each option."""
 
 
 def _moved(
     kernel: Kernel, chosen: _Chosen, names: tuple[str, ...], width: int, examples: Sequence[_Chosen]
 ) -> Iterator[_Chosen]:
-    """With other values of these names, the nearest first; each is chosen beside those before it."""
+    """The choice with other values of these names, the nearest first; each is chosen beside those before it."""
     if not names:
         yield chosen
         return
@@ -118,7 +117,7 @@ def _near(kernel: Kernel, chosen: _Chosen, name: str, examples: Sequence[_Chosen
 
 
 def find_multiples(kernel: Kernel) -> dict[str, str]:
-    """By dimension, the other one that `validate` asks it to be a multiple of, as far as the kernel's workloads show it."""
+    """Dimensions that `validate` asks to be multiples of others, with these, as far as the kernel's workloads show it."""
     found: dict[str, str] = {}
     for workload in (w for of_target in kernel.workloads.values() for w in of_target):
         for name, of in permutations([n for n, _ in workload.dims], 2):
@@ -126,20 +125,21 @@ def find_multiples(kernel: Kernel) -> dict[str, str]:
             base = workload
             if unit == 1:  # which everything is a multiple of
                 size, unit = 3 * size, 3
-                base = _with(workload, {name: size, of: unit})
+                base = sized(workload, {name: size, of: unit})
             if name in found or found.get(of) == name or not size or size % unit or not is_legal(kernel, base):
                 continue
             steps = (unit << k for k in range(_STEPS))
-            whole = [_with(base, {name: size + sign * step}) for step in steps for sign in (1, -1) if sign * step + size > 0]
-            between = [_with(base, {name: size + 1}), _with(base, {name: size - 1})]
+            whole = [sized(base, {name: size + sign * step}) for step in steps for sign in (1, -1) if sign * step + size > 0]
+            between = [sized(base, {name: size + 1}), sized(base, {name: size - 1})]
             others = (u for u in (unit + 1, *(unit * k for k in (3, 5, 7))) if size % u)  # it is a multiple of none of these
-            other = [_with(base, {of: u}) for u in others]
+            other = [sized(base, {of: u}) for u in others]
             if not any(is_legal(kernel, w) for w in (*between, *other)) and any(is_legal(kernel, w) for w in whole):
                 found[name] = of
     return found
 
 
-def _with(workload: Workload, dims: Mapping[str, int]) -> Workload:
+def sized(workload: Workload, dims: Mapping[str, int]) -> Workload:
+    """The workload with these sizes, and its own of the dimensions that are not named."""
     return replace(workload, dims=tuple((n, dims.get(n, size)) for n, size in workload.dims))
 
 
@@ -148,18 +148,20 @@ def tied_sizes(kernel: Kernel, pinned: Collection[str]) -> dict[str, str]:
     return {n: of for n, of in kernel.multiples.items() if n not in pinned or of in pinned}
 
 
-def quotients(multiples: Mapping[str, str], dims: Mapping[str, int]) -> dict[str, int]:
-    """By dimension its size, or how many times that of the one that it has to be a multiple of."""
-    return {n: size // max(1, dims[multiples[n]]) if n in multiples else size for n, size in dims.items()}
+def quotients(kernel: Kernel, pinned: Collection[str], workload: Workload) -> dict[str, int]:
+    """The size of each dimension, or how many times that of the one that it has to be a multiple of."""
+    tied = tied_sizes(kernel, pinned)
+    return {n: size // max(1, workload.dim(tied[n])) if n in tied else size for n, size in workload.dims}
 
 
-def sizes_of(multiples: Mapping[str, str], chosen: Mapping[str, int]) -> dict[str, int]:
-    """The sizes of which these are the `quotients`."""
+def resized(kernel: Kernel, pinned: Collection[str], workload: Workload, chosen: Mapping[str, int]) -> Workload:
+    """The workload with these `quotients`, and its own of the dimensions that are not named."""
+    tied, chosen = tied_sizes(kernel, pinned), {**quotients(kernel, pinned, workload), **chosen}
 
     def size(name: str) -> int:
-        return chosen[name] * (size(multiples[name]) if name in multiples else 1)
+        return chosen[name] * (size(tied[name]) if name in tied else 1)
 
-    return {name: size(name) for name in chosen}
+    return replace(workload, dims=tuple((name, size(name)) for name, _ in workload.dims))
 
 
 # -- a kernel's own cases ---------------------------------------------------------------------------------------------

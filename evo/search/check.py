@@ -36,7 +36,6 @@ Observe = Callable[[int, int, InFlight | None, Point], None]
 in flight the longest, and what differs from the default there."""
 
 
-
 class _Subject(NamedTuple):
     task: TaskExecutor
     genome: Genome
@@ -55,7 +54,8 @@ class Checked:
     changes: Point
     """What differs from the default; empty for the default itself."""
     cases: tuple[str, ...]
-    """Names of the gate's cases, in order, with those asked for beyond the kernel's. The gate ends at the first refused."""
+    """Names of the gate's cases, in order, with those asked for beyond the kernel's, without those that are left out. The
+    gate ends at the first refused."""
     left: tuple[str, ...]
     """Names of those that come behind a batch with a refusal."""
     build: Build
@@ -70,7 +70,7 @@ class Checked:
 
     @property
     def gate_checks(self) -> list[Check]:
-        """Of `cases`, those that were run."""
+        """The checks of those `cases` that were run."""
         return [c for c in self.measurement.checks if c.case in self.cases] if self.measurement is not None else []
 
     @property
@@ -141,7 +141,7 @@ def check_candidate(
 
 
 def _of_their_code(tasks: Sequence[TaskExecutor], cases: tuple[Case, ...]) -> list[tuple[Case, ...]]:
-    """For each task the cases that its code takes. Raises UsageError for one that none takes."""
+    """The cases that each task's code takes. Raises UsageError for one that none takes."""
     binding = partial(tasks[0].problem.binding, tasks[0].target)
     found = [tuple(c for c in cases if binding(c.workload) == binding(task.workload)) for task in tasks]
     for case in {*cases}.difference(*found):
@@ -168,21 +168,23 @@ def cost_faults(kernel: Kernel, workloads: Sequence[Workload]) -> list[str]:
 
 def _batches(task: TaskExecutor, named: tuple[Case, ...], number: int) -> list[tuple[Case, ...]]:
     """So many random cases, behind those that are named; at least those that every finalist meets."""
-    drawn = task.random_cases(max(number, task.required))
+    drawn = task.random_cases(number)
     first, *more = [drawn[i : i + _CASES_AT_ONCE] for i in range(0, len(drawn), _CASES_AT_ONCE)] or [()]
     return [named + first, *more]
 
 
 def _joined(before: Evaluation, found: Evaluation) -> Evaluation:
-    """With what a further batch adds: the kernel's own cases are in each."""
+    """The evaluation with what a further batch adds: the kernel's own cases are in each."""
     further = tuple(check for check in found.checks if is_case_text(check.case) or not check.passed)
-    return replace(before if found.status is Status.OK else found, checks=before.checks + further)
+    left_out = {**before.left_out, **found.left_out}
+    return replace(before if found.status is Status.OK else found, checks=before.checks + further, left_out=left_out)
 
 
 def _run_of(cases: Sequence[Case], measurement: Evaluation | None) -> tuple[str, ...]:
-    """Names of the cases, but of those that are far only what could be made there."""
-    made = {check.case for check in measurement.checks} if measurement is not None else set()
-    return tuple(case.name for case in cases if not case.far or case.name in made)
+    """Names of the cases without those left out; of far ones only those that were made, as the others are spare."""
+    found = measurement or Evaluation(status=Status.OK)
+    made = {check.case for check in found.checks}
+    return tuple(c.name for c in cases if c.name in made or not (c.far or c.name in found.left_out))
 
 
 def _check(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from evo.errors import EvoError
 from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Check, Evaluation, Status, Timing
+from evo.measure import NO_MEMORY, NO_TIME
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
 from evo.sanitize import memory_checker, sanitize
@@ -21,9 +22,9 @@ from evo.search.tasks import TaskExecutor
 
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _LEAST_SANITIZING_S = 1.0
-"""In less no memory checker starts."""
+"""A memory checker does not start in less."""
 _WINNERS_MULTIPLE = 3
-"""So many times the random cases of a finalist are the winner's, on top."""
+"""The winner meets so many times the random cases of a finalist, on top."""
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -38,7 +39,7 @@ class Finalist:
 
     @property
     def name(self) -> str:
-        """As a contender."""
+        """Its name as a contender."""
         return str(self.candidate.order)
 
     @property
@@ -52,7 +53,7 @@ class Finalist:
 
     @property
     def raced(self) -> Timing | None:
-        """In the race of all finalists."""
+        """Its time in the race of all finalists."""
         return self._cold(FINALIST) or self.timing
 
     def _cold(self, contender: str) -> Timing | None:
@@ -62,7 +63,7 @@ class Finalist:
         return name, self.candidate.proposal.genome, self.build
 
     def refuse(self, reason: str) -> None:
-        """After it has passed the gate."""
+        """Refuses it after it has passed the gate."""
         checks = (*self.measurement.checks, Check(case="timed", passed=False, reason=reason))
         self.measurement = replace(self.measurement, status=Status.WRONG, checks=checks, log=reason)
 
@@ -123,7 +124,7 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
     for task, built in builds:
         if built.binary is None:
             return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")
-        cases = task.random_cases(max(task.finals_cases, task.required)) if task is builds[0][0] else ()
+        cases = task.random_cases(task.finals_cases) if task is builds[0][0] else ()
         found = task.measure(genome, built, time=False, cases=cases).result()
         total = replace(
             found,
@@ -141,17 +142,17 @@ def _check_memory(task: TaskExecutor, genome: Genome, passed: Evaluation) -> Eva
     """What has passed the gate, refused if the device's memory checker finds a fault. A fault of the tool or the machine
     refuses nothing: then the log says that it was not checked."""
     if not (task.executor.here or task.sanitized):
-        return replace(passed, log=f"{UNCHECKED}: it ran on another machine")
+        return replace(passed, log=f"{UNCHECKED} memory errors: it ran on another machine")
     if task.sanitizing_s < _LEAST_SANITIZING_S:
-        return replace(passed, log=f"{UNCHECKED}: its run has too many workloads")
+        return replace(passed, log=f"{UNCHECKED} memory errors: its run has too many workloads")
     try:
         tool = memory_checker(task.target)
         (report,) = sanitize(task.request(genome), (tool,), seed=task.seed, limit_s=task.sanitizing_s).reports
-        why = report.unfinished
+        why = " ".join(report.unfinished.split())
     except (EvoError, OSError, RuntimeError) as error:  # PyTorch's are RuntimeErrors
         why = str(error).partition("\n")[0]
     if why:
-        return replace(passed, log=f"{UNCHECKED}: {why}")
+        return replace(passed, log=f"{UNCHECKED} memory errors: {why}")
     if report.clean:
         return passed
     said = next(iter((*report.messages, *report.wrong)), f"{report.errors} errors, of which it says nothing more")
@@ -193,7 +194,7 @@ def _confirm(
     `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
     """
     gate, task = task, replace(task, seed=task.seed + 1)
-    met = max(gate.finals_cases, gate.required)
+    met = len(gate.random_cases(gate.finals_cases))
     more_cases = gate.random_cases(met + _WINNERS_MULTIPLE * gate.finals_cases)[met:]
     more_cases += gate.far_cases()
     by_name = {f.name: f for f in finalists if f.passed}
@@ -213,6 +214,10 @@ def _confirm(
             finalist.measurement = _check_memory(task, genome, finalist.measurement)
             if not finalist.passed:
                 continue
+        if far := [c.far for c in more_cases if c.far and gated.left_out.get(c.name) in (NO_MEMORY, NO_TIME)]:
+            said = f"{UNCHECKED} offsets beyond 32 bits along {', '.join(dict.fromkeys(far))}: no memory, or no time, for it"
+            log = f"{finalist.measurement.log}\n{said}".strip()
+            finalist.measurement = replace(finalist.measurement, log=log)
         for _ in range(_CONFIRMATIONS):
             task.executor.renew_device()
             outcome = task.race([finalist.enter(name), finalist.enter(AA_CONTROL)], task.problem.ceilings, hot=True)

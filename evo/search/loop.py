@@ -179,7 +179,7 @@ class _Task:
     """Those that passed, with distinct code: best first, disturbed ones behind all others."""
     best_told: float | None = None
     reference_us: list[float] = field(default_factory=list)
-    """The reference's median in each race."""
+    """The reference's time in each race, as the candidate's median and ratio give it."""
     incumbent: Incumbent | None = None
     near: dict[Genome, tuple[float, int]] = field(default_factory=dict)
     """Where tasks exchange what works: ratio and order of what is nearly as fast as this one's best, which is the first."""

@@ -13,17 +13,15 @@ from evo.evaluation import Build, Evaluation
 from evo.executors import Executor
 from evo.lineage import RunSpec, Stage, gate_seeds
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
-from evo.measure.cases import count_kinds, far_cases, random_cases, required_cases
+from evo.measure.cases import count_kinds, random_cases
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Kernel, Limits, Workload, load_kernel
 from evo.problem.space import Space
 
 RANDOM_CASES, _LEAST_CASES = 64, 4
-"""Of a finalist, over all tasks of a run; of each task."""
+"""The random cases of a finalist, over all tasks of a run; and of each task, at least."""
 _FINALIST_SANITIZED_S, _WINNER_SANITIZED_S, _WINNERS_SANITIZED_S = 180.0, 5.0, 60.0
-"""What the memory checker may take for a finalist, where that is asked for; for a winner; for all winners of a run."""
-
-
+"""Seconds of the memory checker for a finalist, where that is asked for; for a winner; for all winners of a run."""
 _PAUSE_S = 1.0
 """Before a disturbed race is held again; then twice as long, and so on."""
 
@@ -47,9 +45,9 @@ class TaskExecutor(TaskData):
     sanitized: bool = False
     """Whether all finalists are run under the device's memory checker, and not the winner alone."""
     sanitizing_s: float = _FINALIST_SANITIZED_S
-    """What that may take."""
+    """The seconds that this may take."""
     race_s: float = math.inf
-    """What a race takes at most."""
+    """The seconds that a race takes at most."""
     reference_us: float = math.inf
     """See `RaceRequest`."""
     patience: Patience | None = None
@@ -92,23 +90,19 @@ class TaskExecutor(TaskData):
         return self.executor.measure(request)
 
     def random_cases(self, number: int) -> tuple[Case, ...]:
-        """For this workload, the same each time; fewer are the first of more, and the first are those that every finalist
-        meets."""
-        if number > len(self._drawn):
-            self._drawn[:] = random_cases(self.problem, self.target, self.workload, self.seed, number)
-        return tuple(self._drawn[:number])
+        """So many, but at least those that every finalist meets, which come first. Fewer are the first of more."""
+        if number not in self._drawn:
+            self._drawn[number] = random_cases(self.problem, self.target, self.workload, self.seed, number)
+        return tuple(self._drawn[number])
 
     @cached_property
-    def _drawn(self) -> list[Case]:
-        return []
-
-    @cached_property
-    def required(self) -> int:
-        """The number of cases that every finalist meets beyond the kernel's own."""
-        return len(required_cases(self.problem, self.target, self.workload))
+    def _drawn(self) -> dict[int, list[Case]]:
+        return {}
 
     def far_cases(self) -> tuple[Case, ...]:
-        """For a candidate of this workload that has won."""
+        """The far cases for a candidate of this workload that has won."""
+        from evo.measure.far import far_cases  # imports PyTorch
+
         return far_cases(self.problem, self.target, self.workload)
 
     def race(
@@ -136,8 +130,8 @@ class TaskExecutor(TaskData):
 def missing_kinds(kernel: Kernel, target: str, workloads: Sequence[Workload]) -> dict[str, list[str]]:
     """By the key of a workload, the kinds of cases that the kernel's arguments ask for and no gate of it has; without those
     that lack none."""
-    counted = {workload.key: count_kinds(kernel, target, workload).missing for workload in workloads}
-    return {key: list(missing) for key, missing in counted.items() if missing}
+    missing = {w.key: [kind for kind, number in count_kinds(kernel, target, w).items() if not number] for w in workloads}
+    return {key: kinds for key, kinds in missing.items() if kinds}
 
 
 def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecutor]:

@@ -233,7 +233,11 @@ def test_a_wrong_candidate_is_exit_code_1_with_the_reason_and_what_was_not_run(c
     assert [c["case"] for c in result["cases"]] == ["normal 5", "n=1,dtype=float32,data=normal"]
     assert not any(c["passed"] for c in result["cases"])
     assert "y: " in result["cases"][0]["reason"]
-    assert result["not_run"][:2] == ["normal 64", "normal 1001"]
+    own, drawn = result["not_run"][:2], result["not_run"][2:]
+    assert own == ["normal 64", "normal 1001"]
+    assert drawn, "what every finalist meets"
+    assert all("data=" in name for name in drawn)
+    assert result["left_out"] == {}
 
 
 def test_random_cases_find_what_lies_between_the_kernels_own(check: Callable[..., Ended]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +46,38 @@ def test_a_winner_of_a_gate_without_nan_is_named_and_not_confirmed(here: Any, tm
     (best,) = here("best", "--json").document
     assert (best["winner"], best["finals"]) == (True, said)
     assert said in here("export", "one", "--out", "out").err  # it has no frontend that an export could be called by
+
+
+def test_cases_that_cannot_be_run_are_told_also_where_all_others_passed(tmp_path: Path) -> None:
+    """Views of float32 that span 2^32 elements, beside as much, take 32 GiB of address space, those of bytes 8 GiB. A grid
+    has at most 65,535 blocks along its second and third axis."""
+    shutil.copytree(FOLDER / "strided", tmp_path / "wide", ignore=shutil.ignore_patterns("*.py"))
+    (tmp_path / "wide" / "kernel.py").write_text(
+        "from dataclasses import replace\nfrom evo.problem.kernel import load_kernel\nfrom evo.problem.space import *\n"
+        f"KERNEL = replace(load_kernel({str(FOLDER / 'strided')!r}), space=Space(\n"
+        '    parameters=(Categorical(name="cheat", values=("honest",), structural=True, why="one"),),\n'
+        '    default={"cheat": "honest"}))\n'
+    )
+
+    def ended(words: str) -> str:
+        limited = f"ulimit -v {24 << 20}; exec {sys.executable} -m evo {words}"
+        where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "500"}
+        done = subprocess.run(["sh", "-c", limited], cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    beyond = [f"batch={batch},heads={65536 // batch},rows=1,cols=1,dtype=float32,data=normal" for batch in (65536, 1)]
+    (branch,) = json.loads(ended("check wide --target cpu --cases 2 --json"))["branches"]
+    assert [*branch["left_out"]] == beyond
+    assert f"2 cases not run: a grid that cannot be launched is left to PyTorch; the first: {beyond[0]}\n" in ended(
+        "check wide --cases 2"
+    )
+    searched = ended("search wide --target cpu --evaluations 1 --name one")
+    assert "the winner was not checked for offsets beyond 32 bits along x_batch, x_head, x_row, y_batch," in searched
+    assert "the winner was not checked for memory errors: " in searched, "a sanitizer takes more"
+    (workload,) = json.loads(ended("check one --cases 2 --json"))["workloads"]
+    far = {case.partition(",far=")[2] for case, reason in workload["left_out"].items() if reason == "no memory"}
+    assert far == {f"{tensor}_{axis}" for tensor in "xy" for axis in ("batch", "head", "row")}
+    assert sum(",far=mask_" in case["case"] for case in workload["cases"]) == 8
+    assert (workload["passed"], workload["not_run"]) == (True, [])
+    assert "12 cases not run: no memory; the first: " in ended("check one --cases 2")

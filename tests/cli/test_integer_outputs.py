@@ -137,7 +137,7 @@ def write(folder: Path, statement: str = STATEMENT, source: str = SOURCE) -> Non
 def test_positions_go_through_check_search_finals_resume_and_export(here: Any, tmp_path: Path) -> None:
     write(tmp_path / "largest")
     checked = here("check", "largest", "--target", "cpu", "--cases", "32")
-    assert checked.code == 0, checked
+    assert checked.code == 0, checked  # stderr may say how far it is, where other programs run
     assert "1 of 1 passed the gate and 32 random cases, 1 of 1 at the size that is timed" in checked.out
     searched = here(*SEARCH, "2")
     assert searched.code == 0, searched

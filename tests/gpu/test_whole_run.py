@@ -46,7 +46,7 @@ def test_a_search_ends_with_a_winner_whose_ancestry_is_known(
     search = ["search", kernel, "--target", "cuda", "--workload", WORKLOADS[kernel], "--evaluations", "80"]
     record = run_json(capsys, *search, "--seed", "3", "--name", "gpu", "--db", db)
     (workload,) = record["workloads"]
-    assert workload["winner"]["disturbed"] or workload["winner"]["speedup"] > 1
+    assert workload["winner"]["disturbed"] or workload["winner"]["speedup"] > 1  # other programs may use the GPU
     assert BASELINES[kernel] <= set(workload["baselines"])
     with Store.open(db, write=False) as store:
         evaluations = store.evaluations(store.run("gpu"))

@@ -11,8 +11,9 @@ import torch
 
 from evo.errors import KernelError
 from evo.measure.buffers import sum_of
+from evo.measure.far import far_cases, far_checks
 from evo.measure.gate import Gate
-from evo.problem.kernel import Argument, Baseline, Kernel, Launch, LaunchPlan
+from evo.problem.kernel import Argument, Baseline, Kernel, Launch, LaunchPlan, Tensors, Workload
 from evo.problem.space import Ordinal, Space
 from evo.runtime.tolerance import compare, expected_exactly
 from evo.targets import find_target
@@ -171,3 +172,53 @@ def test_a_position_of_the_reference_that_is_none_is_its_authors_mistake() -> No
     wrong = replace(KERNEL, reference=lambda i, w: {"at": i["x"].argmax(1) + 5, "low": i["x"] < 1})  # type: ignore[union-attr, operator]
     with pytest.raises(KernelError, match=r"returns \d in 'at' for .*, which is no position in the 5 of axis -1"):
         judged(wrong)
+
+
+def by_columns(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
+    x = KERNEL.inputs(workload, data, generator)["x"]
+    assert x is not None
+    return {"x": x.t().contiguous().t()}
+
+
+STRIDED = replace(
+    KERNEL,
+    inputs=by_columns,
+    arguments=(
+        *(replace(a, dtype="bool") if a.name == "low" else a for a in KERNEL.arguments),
+        *(Argument(name=f"{t}_row", kind="scalar", dtype="int64", stride_of=(t, 0)) for t in ("x", "low")),
+    ),
+)
+
+
+def takes_rows_for_dense(before: tuple[torch.Tensor, torch.Tensor], low: tuple[torch.Tensor, torch.Tensor]) -> None:
+    low[1].copy_(low[1].t().reshape(low[1].shape))
+
+
+def test_integers_are_right_whatever_the_strides_are() -> None:
+    assert judged(STRIDED) == []
+    assert WRONG in judged(STRIDED, takes_rows_for_dense)[0]
+    assert WRONG in judged(STRIDED, unwritten(1, 3))[0]
+
+
+@pytest.mark.parametrize("wrong", [None, "at", "low"])
+def test_integers_far_apart_are_right_or_refused(wrong: str | None) -> None:
+    """What an offset of 32 bits does not reach is as it was, and that is no integer that is right."""
+
+    def entry(values: Sequence[Any], launch: Launch) -> None:
+        right = [torch.empty(t.shape, dtype=t.dtype) for t in values[1:3]]
+        call((values[0], *right), launch)
+        for name, output, found in zip(("at", "low"), values[1:3], right, strict=True):
+            written = len(output) - (name == wrong and max(values[3:]) >= 1 << 20)
+            output[:written].copy_(found[:written])
+
+    gate = Gate(STRIDED, "cpu", find_target("cpu").open(), seed=4)
+    cases = far_cases(STRIDED, "cpu", STRIDED.example("cpu"))
+    checks = [*far_checks(gate, entry, {"unroll": 1}, cases)]
+    assert gate.left_out == {}
+    if wrong is None:
+        assert [check.passed for check in checks] == [True] * 4
+        assert {check.case.partition(",far=")[2] for check in checks} == {"x_row", "low_row"}
+    else:
+        assert [check.passed for check in checks] == [False]
+        assert checks[0].reason.startswith(f"{wrong}: ")
+        assert WRONG in checks[0].reason

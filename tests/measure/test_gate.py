@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Binary, Check
 from evo.measure import gate as gate_module
-from evo.measure.cases import far_cases, parse_case
+from evo.measure.cases import parse_case
+from evo.measure.far import far_cases
 from evo.measure.gate import Gate, argument_values, expected_outputs
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Launch, Workload, load_kernel

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from evo.errors import KernelError
-from evo.measure.cases import count_kinds, draw_inputs, far_cases, random_cases, required_cases, simpler
+from evo.measure.cases import count_kinds, draw_inputs, random_cases, required_cases, simpler
+from evo.measure.far import far_cases
 from evo.problem.kernel import Argument, Case, Cost, Dimension, Kernel, Tensors, Workload, load_kernel
 from evo.problem.repair import is_legal, repaired
 from evo.search.check import cost_faults
@@ -22,6 +23,10 @@ def _with(validate: str, **changed: object) -> Kernel:
     return replace(FLAT, validate=lambda w: "" if eval(validate, {**dict(w.dims)}) else "refused", **changed)
 
 
+def _missing(kernel: Kernel, target: str = "cpu", workload: Workload = OWN) -> list[str]:
+    return [kind for kind, number in count_kinds(kernel, target, workload).items() if not number]
+
+
 RULES = ["n % cols == 0", "n % cols == 0 and cols % 8 == 0", "n % (16 * cols) == 0", "n % cols == 0 and cols % 2"]
 
 
@@ -33,7 +38,58 @@ def test_a_kernel_with_rules_between_sizes_has_cases_of_every_kind(rule: str) ->
     assert all(is_legal(kernel, case.workload) for case in cases)
     assert len({case.workload for case in cases}) > 10
     wanting = {"one row"} if "16" in rule else set()
-    assert {*count_kinds(kernel, "cpu", OWN).missing} == wanting
+    assert {*_missing(kernel)} == wanting
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("rule", "own", "longest"),
+    [
+        ("rows == cols", {"rows": 128, "cols": 128}, {"rows": 1024, "cols": 1024}),
+        ("n == 2 * m", {"rows": 64, "m": 128, "n": 256}, {"rows": 65_537, "m": 65_537, "n": 65_537}),
+    ],
+)
+def test_a_kernel_of_equal_sizes_has_cases_of_every_kind_and_at_each_end(
+    rule: str, own: dict[str, int], longest: dict[str, int], target: str
+) -> None:
+    workload, last = Workload.of(own, "float32"), [*own][-1]
+    kernel = replace(
+        _with(rule),
+        dimensions=tuple(Dimension(name=name, low=1, high=1 << 20) for name in own),
+        arguments=(
+            Argument(name="x", kind="input", shape=("rows", last)),
+            Argument(name="y", kind="output", shape=("rows", [*own][1])),
+        ),
+        reference=lambda inputs, w: {"y": inputs["x"][:, : w.dim([*own][1])]},  # type: ignore[index]
+        workloads={"cpu": (workload,), "cuda": (workload,)},
+    )
+    cases = [*kernel.cases(target, workload), *required_cases(kernel, target, workload)]
+    assert all(is_legal(kernel, case.workload) for case in cases)
+    assert _missing(kernel, target, workload) == []
+    assert {name: max(c.workload.dim(name) for c in cases) >= least for name, least in longest.items()} == dict.fromkeys(
+        own, True
+    )
+    most = {"cpu": 1 << 24, "cuda": 1 << 28}[target]
+    assert max(kernel.cost(c.workload).bytes for c in cases) <= most, "a repair makes no case much larger"
+    drawn = random_cases(kernel, target, workload, seed=1, number=64)
+    assert len({c.workload for c in drawn if is_legal(kernel, c.workload)}) > 25
+
+
+def test_a_kernels_own_case_may_have_two_distributions_or_one_that_cannot_be_drawn() -> None:
+    """It is then of no kind; the others are of theirs."""
+
+    def inputs(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
+        if data == "huge":
+            raise RuntimeError("out of range")
+        return FLAT.inputs(workload, data, generator)
+
+    def cases(target: str, workload: Workload) -> list[Case]:
+        return [Case(data, OWN, data) for data in ("normal", "huge", "tiny+outlier", "non_finite", "of my own")]
+
+    kernel = replace(FLAT, inputs=inputs, cases=cases)
+    counts = count_kinds(kernel, "cpu", OWN)
+    assert counts["outliers"] >= 1
+    assert counts["nan"] == counts["inf"] == 1
 
 
 def test_random_cases_of_such_a_kernel_are_as_diverse_as_others() -> None:
@@ -48,8 +104,8 @@ def test_random_cases_of_such_a_kernel_are_as_diverse_as_others() -> None:
 
 def test_a_gate_that_cannot_be_filled_says_what_it_lacks() -> None:
     one = _with(f"n == {OWN.dim('n')} and cols == {OWN.dim('cols')}")
-    assert {"one row", "no power of two"} <= {*count_kinds(one, "cpu", OWN).missing}
-    assert {"nan", "inf"} <= {*count_kinds(replace(FLAT, data=("normal",)), "cpu", OWN).missing}
+    assert {"one row", "no power of two"} <= {*_missing(one)}
+    assert {"nan", "inf"} <= {*_missing(replace(FLAT, data=("normal",)))}
 
 
 def test_a_kernels_own_case_that_it_refuses_is_repaired_or_told() -> None:
@@ -140,7 +196,7 @@ def _one_axis(out: str) -> Kernel:
 def test_a_kernel_of_one_axis_meets_nan_and_both_infinities(out: str, alone: bool, seed: int) -> None:
     kernel = _one_axis(out)
     own = kernel.example("cpu")
-    assert not count_kinds(kernel, "cpu", own).missing
+    assert not _missing(kernel, "cpu", own)
     met = list[tuple[bool, bool, bool]]()
     for case in (c for c in kernel.cases("cpu", own) if c.data == "non_finite"):
         x = draw_inputs(kernel, case, torch.Generator().manual_seed(seed))["x"]

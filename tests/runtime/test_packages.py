@@ -209,6 +209,7 @@ def test_the_figure_of_the_final_is_told_with_its_mark_beside_new_ones(
     assert recorded["speedup"] == (None if disturbed else 2.0)
     (found,) = variant["timings"]
     assert min(found["own_us"], found["torch_us"]) > 0
+    # Other programs may run beside this one.
     assert found["disturbed"] or 0 < found["speedup_low"] <= found["speedup"] <= found["speedup_high"]
 
 
