@@ -269,6 +269,18 @@ def test_huge_scores_are_weighed_as_pytorch_weighs_them(
                 assert errors[0] <= 2 * errors[1] + 8 * torch.finfo(q.dtype).eps, (size, errors)
 
 
+@pytest.mark.parametrize(("cut", "right"), [(0, True), (4, False)])
+def test_values_may_be_added_in_order_in_float32_and_in_nothing_less(cut: int, right: bool) -> None:
+    """cut: bits that every partial sum of 2,048 equal keys loses."""
+    inputs = draw(problem := workload(kv_len=2048, batch=1), "uniform_keys")
+    v, total = inputs["v"], torch.zeros(1, 3, 64)
+    assert v is not None
+    for key in range(2048):
+        total = ((total + v[:, :, key]).view(torch.int32) >> cut << cut).view(torch.float32)
+    found = (total / 2048).unsqueeze(2).expand(1, 3, 65, 64)
+    assert (not compare(found, expected_outputs(KERNEL, inputs, problem, "uniform_keys")[0])[1]) is right
+
+
 @pytest.mark.parametrize(
     ("additive", "mistake", "case"),
     [

@@ -573,7 +573,8 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload, data: 
         tolerance = _tolerance(kernel, argument, workload)
         numbers = (tolerance.atol, tolerance.rtol, tolerance.torch_factor)
         kept = [k for k in tolerance.keeps if k != "rounding" or data in ("", kernel.data[0])]
-        found.append(expected(name, references[name], own.get(name), dtype, numbers, roundings.get(name, 0.0), kept))
+        moved = roundings.get(name, 0.0)
+        found.append(expected(name, references[name], own.get(name), dtype, numbers, moved, kept, tolerance.of_sums))
     return tuple(found)
 
 

@@ -189,12 +189,15 @@ class Tolerance:
     keeps: what is to be as in the reference although these would let it pass. "componentwise": small results beside large
     ones are within `atol` and `rtol`, too. "denormals": results below the smallest normal number are not 0. "overflow": what
     is too large is Inf, not the largest number. "rounding": results of 16 bits are rounded to nearest, not towards 0.
-    "zero_sign": where the reference is 0, or -0, so is the result."""
+    "zero_sign": where the reference is 0, or -0, so is the result.
+
+    of_sums: the share of the largest result that sums as long as this problem's may lose beyond that."""
 
     atol: float
     rtol: float
     torch_factor: float = 2.0
     keeps: tuple[str, ...] = ("overflow", "rounding")
+    of_sums: float = 0.0
 
 
 _KEPT = frozenset({"componentwise", "denormals", "overflow", "rounding", "zero_sign"})

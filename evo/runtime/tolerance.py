@@ -57,9 +57,11 @@ def expected(
     tolerance: tuple[float, float, float],
     rounding: float = 0.0,
     keeps: Collection[str] = ("overflow",),
+    of_sums: float = 0.0,
 ) -> Expected:
     """own: PyTorch's result; None if it has none to compare with. dtype: of the output. tolerance: atol, rtol and
-    torch_factor. rounding: how far from the reference the roundings on the way may lead, as far as that is known."""
+    torch_factor. rounding: how far from the reference the roundings on the way may lead, as far as that is known. of_sums:
+    the share of the largest result that long sums may lose (`Tolerance.of_sums`)."""
     atol, rtol, torch_factor = tolerance
     finite = reference.to(dtype).isfinite()
     magnitude = torch.where(finite, reference.abs(), 0.0)
@@ -71,7 +73,7 @@ def expected(
     # PyTorch may be lucky on a case: float32 results of equal merit differ by some roundings of the last place, 16-bit
     # ones (computed in float32, rounded once) by one, float64 ones by those of the reference as well.
     roundings = {2: 0.5, 4: 2.0, 8: 8.0}[dtype.itemsize]
-    limit = torch_factor * torch_error + roundings * torch.finfo(dtype).eps * scale + rounding
+    limit = torch_factor * torch_error + (roundings * torch.finfo(dtype).eps + of_sums) * scale + rounding
     if own is None:
         limit = atol + rtol * scale
     elif "componentwise" not in keeps:

@@ -20,10 +20,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evo.problem.kernel import (
     DTYPE_BYTES,
+    TOLERANCE,
     Argument,
     Baseline,
     Cost,
@@ -59,6 +61,23 @@ rounded before it is subtracted."""
 _HALF = Tolerance(atol=2**-7, rtol=2**-7, torch_factor=12, keeps=("overflow",))
 """Of sums in float16. At most 128 weighted values in one, 8 at a time: 16 roundings of 2^-11. A score has head_dim / 8, and
 PyTorch's, rounded to float16, has one: they add up as their root, which is 6 at most, and may be twice that."""
+
+
+_LOST_A_KEY = 2.0**-26
+"""The share of a float32 sum that one more key may cost. Tensor cores cut off what they add to, 8 keys at a time: each
+time less than 2^-23 is lost, always towards zero (Fasi et al. 2021, doi:10.7717/peerj-cs.330)."""
+_LOST_A_ROOT = 2.0**-25
+"""That of a sum rounded to nearest, whose errors grow with the root of the number of keys (Higham and Mary 2019)."""
+
+
+def _tolerance(problem: Workload, output: str) -> Tolerance | None:
+    if problem.option("precision") == "half":
+        return _HALF
+    if output != "o":
+        return None
+    keys = problem.dim("kv_len")
+    lost = keys * _LOST_A_KEY if DTYPE_BYTES[problem.dtype] == 2 else keys**0.5 * _LOST_A_ROOT
+    return replace(TOLERANCE[problem.dtype], of_sums=lost)
 
 
 def _reference(inputs: Tensors, problem: Workload) -> dict[str, torch.Tensor]:
@@ -302,7 +321,7 @@ KERNEL = Kernel(
         Argument(name="scale", kind="scalar", dtype="float32"),
         *_strides(),
     ),
-    own_tolerance=lambda problem, output: _HALF if problem.option("precision") == "half" else None,
+    own_tolerance=_tolerance,
     reference=_reference,
     same_dtype=_same_dtype,
     inputs=draw,

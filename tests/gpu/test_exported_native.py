@@ -66,9 +66,9 @@ def test_pytorch_finds_nothing_wrong_with_the_operator(module: ModuleType) -> No
 
 def test_recorded_calls_have_pytorchs_gradients(module: ModuleType) -> None:
     args = arguments(module, grad=True)
-    assert "gradients" in module.explain(*args)
+    assert ("gradients" in module.explain(*args)) is not is_of("softmax", module)
     serve(module, gradients=True)
-    assert module.explain(*args).endswith("native launcher") is is_of("attention", module)
+    assert module.explain(*args).endswith("native launcher")
     results = own(module)(*args), theirs(module)(*args)
     close(*results)
     upstream = torch.randn_like(results[0])

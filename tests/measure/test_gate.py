@@ -299,6 +299,16 @@ def test_small_results_are_held_to_a_tolerance_of_their_own_where_that_is_stated
     assert compare(pytorchs, strict)[1] == ""
 
 
+def test_long_sums_may_lose_the_share_that_their_kernel_states_and_no_more() -> None:
+    exact = torch.linspace(1, 2.5, 97, dtype=torch.float64).half().double()
+    tolerance = (2e-3, 2e-3, 2.0)
+    plain, long = (rule("y", exact, exact.half(), torch.float16, tolerance, of_sums=lost) for lost in (0.0, 2.0**-10))
+    once, thrice = ((exact * (1 - steps * 2.0**-10)).half() for steps in (1, 3))
+    assert "exceeds" in compare(once, plain)[1]
+    assert compare(once, long)[1] == ""
+    assert compare(thrice, long)[1]
+
+
 def test_numbers_that_are_all_rounded_the_same_way_do_not_lean() -> None:
     tenths = torch.full((8192,), 0.1, dtype=torch.float64)
     exact = rule("y", tenths, None, torch.bfloat16, (1e-2, 1e-2, 2.0), keeps=("rounding",))
