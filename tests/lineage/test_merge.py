@@ -79,6 +79,11 @@ WRONG = {
         "UPDATE candidate SET status = 'wrong', score = NULL WHERE \"order\" = 1",
         "candidate 1 of run 'first'",
     ),
+    "nothing in flight": ("UPDATE run SET max_in_flight = 0", "has 0 candidates in flight at most"),
+    "a budget of words": (
+        "UPDATE run SET budget = '{\"max_seconds\": \"long\"}'",
+        "whose limits are not all numbers",
+    ),
     "a score of nothing": ("UPDATE candidate SET score = 0 WHERE \"order\" = 1", "candidate 1 has the score 0"),
     "a score without passing": (
         "UPDATE candidate SET score = 0.1 WHERE status = 'wrong'",
