@@ -191,7 +191,7 @@ class Tolerance:
     is too large is Inf, not the largest number. "rounding": results of 16 bits are rounded to nearest, not towards 0.
     "zero_sign": where the reference is 0, or -0, so is the result.
 
-    of_sums: the share of the largest result that sums as long as this problem's may lose beyond that."""
+    of_sums: the share of the largest result that sums as long as this problem's may lose, beside PyTorch's own error."""
 
     atol: float
     rtol: float

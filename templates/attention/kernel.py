@@ -67,7 +67,7 @@ _LOST_A_KEY = 2.0**-26
 """The share of a float32 sum that one more key may cost. Tensor cores cut off what they add to, 8 keys at a time: each
 time less than 2^-23 is lost, always towards zero (Fasi et al. 2021, doi:10.7717/peerj-cs.330)."""
 _LOST_A_ROOT = 2.0**-25
-"""That of a sum rounded to nearest, whose errors grow with the root of the number of keys (Higham and Mary 2019)."""
+"""The share that a float32 sum rounded to nearest may lose, over the root of the number of keys (Higham and Mary 2019)."""
 
 
 def _tolerance(problem: Workload, output: str) -> Tolerance | None:
