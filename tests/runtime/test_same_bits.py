@@ -189,18 +189,21 @@ def test_a_raced_problem_has_the_same_bits_in_both_ways(module: ModuleType) -> N
         call = arguments(module, 200)
         recorded = recording(call)
         ends = time.monotonic() + 60
-        while time.monotonic() < ends:  # a race that a busy machine disturbs is held again, and decides later
-            told = module.explain(*call)
-            result, plain = own(module)(*recorded), own(module)(*call)
-            if told == module.explain(*call) == module.explain(*recorded):
+        # A race that a busy machine disturbs is held again, and decides later: of the backward later than of the forward,
+        # and until then recorded calls are PyTorch's.
+        while True:
+            told = [module.explain(*call), module.explain(*recorded)]
+            plain, result = own(module)(*call), own(module)(*recorded)
+            stays = told == [module.explain(*call), module.explain(*recorded)]
+            if stays and (told[0] == told[1] or time.monotonic() > ends):
                 break
+            assert time.monotonic() < ends + 60, f"what serves the call never stays: {told}"
             time.sleep(0.1)
-        else:
-            pytest.fail(f"what serves the call never stays: {told}; {module.explain(*call)}; {module.explain(*recorded)}")
-        if told.startswith("PyTorch"):  # its own results for the two calls may differ in the last place
-            assert torch.equal(plain, theirs(module)(*call))
-            assert torch.equal(result, theirs(module)(*recorded))
-        else:
+        assert told[0] == told[1] or (is_trained(module) and told[1] == "PyTorch: no variant of the backward serves it")
+        for way, found, args in zip(told, (plain, result), (call, recorded), strict=True):
+            if way.startswith("PyTorch"):  # its own results for the two calls may differ in the last place
+                assert torch.equal(found, theirs(module)(*args))
+        if not told[1].startswith("PyTorch"):
             assert torch.equal(plain, result)
     finally:
         module.also_serve(measure=False, slower=False)
