@@ -30,7 +30,7 @@ demo: env
 	@bash scripts/demo.sh
 
 # More than 8 workers only fight over memory; those on the GPU take turns where times matter (tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
 test: env
 	$(PYTEST) -m "not slow" $(ARGS)

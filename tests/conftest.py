@@ -25,6 +25,8 @@ _DEAR_FIXTURES = {"verdicts", "searched", "recorded", "several", "folder", "modu
 """Of a file: what takes half a minute to set up is set up once, not by every worker."""
 _SEARCHES = {"test_search.py", "test_api.py"}
 """Two searches at once disturb each other, and what was disturbed is timed again."""
+_LONGEST = ("test_dask.py", *_SEARCHES, "test_adversaries.py")
+"""They take minutes on one worker: begun last, they would keep all others waiting."""
 _LAUNCHED = {"test_calls.py", "test_native.py"}
 """They take half a minute for each native launcher that they build; another worker that wants the same would wait for it."""
 _RECORDED = "database"
@@ -48,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.name in _SEARCHES:
             item.add_marker(pytest.mark.xdist_group("searches"))
+        elif item.path.name == "test_dask.py":
+            item.add_marker(pytest.mark.xdist_group("dask"))
         elif item.path.name in _LAUNCHED:
             item.add_marker(pytest.mark.xdist_group("launchers"))
         elif _RECORDED in getattr(item, "fixturenames", ()):
@@ -56,6 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             parts = [item.path.name, *(str(parameters[name]) for name in _APART if name in parameters)]
             item.add_marker(pytest.mark.xdist_group("-".join(parts)))
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
     if not on_gpu:
         return
     try:

@@ -9,7 +9,7 @@ Finalists are compared with each other by the race that all of them ran in; the 
 """
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from evo.errors import EvoError
@@ -205,13 +205,15 @@ def _confirm(
     for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, rank[t.contender])):
         name, finalist = first.contender, by_name[first.contender]
         genome = finalist.candidate.proposal.genome
-        gated = gate.measure(genome, finalist.build, time=False, cases=more_cases).result()
+        with ThreadPoolExecutor(1) as beside:  # nothing is timed now, and either takes seconds
+            checked = None if task.sanitized else beside.submit(_check_memory, task, genome, finalist.measurement)
+            gated = gate.measure(genome, finalist.build, time=False, cases=more_cases).result()
         if gated.status is not Status.OK:
             checks = finalist.measurement.checks + tuple(c for c in gated.checks if not c.passed)
             finalist.measurement = replace(finalist.measurement, status=gated.status, checks=checks, log=gated.log)
             continue
-        if not task.sanitized:
-            finalist.measurement = _check_memory(task, genome, finalist.measurement)
+        if checked is not None:
+            finalist.measurement = checked.result()
             if not finalist.passed:
                 continue
         if far := [c.far for c in more_cases if c.far and gated.left_out.get(c.name) in (NO_MEMORY, NO_TIME)]:
