@@ -25,12 +25,17 @@ MODES = tuple(f"m{n}" for n in range(500))
 class Searching:
     """A search of a toy kernel in a folder and with a TMPDIR of its own, in a process group of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str, reference: str = "") -> None:
+        """more: options; reference: what the kernel's reference does first."""
         self.folder, self.db, self.tmp = folder, folder / "runs" / "lineage.db", folder / "tmp"
         self.tmp.mkdir()
         tagged = TEMPLATE.replace("const float f", "volatile int tag = {{ p.mode[1:] }}; (void)tag;\n    const float f")
         self.kernel = write_kernel(folder / "toy", MODES, template=tagged)
-        words = ("search", str(self.kernel), "--target", "cpu", "--budget", "1h", "--name", "mine", "--sampler", "random")
+        if reference:
+            statement = (self.kernel / "kernel.py").read_text().replace("{\"y\": 2", f"({reference}) or {{\"y\": 2")
+            (self.kernel / "kernel.py").write_text(statement)
+        words = ("search", str(self.kernel), "--target", "cpu", "--name", "mine", "--sampler", "random")
+        words += more or ("--budget", "1h")
         self.output = (folder / "output").open("w+")
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.tmp), "HOME": str(folder)}
         self.process = subprocess.Popen(
@@ -67,7 +72,11 @@ class Searching:
 
 @pytest.fixture
 def searching(tmp_path: Path) -> Iterator[Searching]:
-    started = Searching(tmp_path)
+    yield from _watched(Searching(tmp_path))
+
+
+def _watched(started: Searching) -> Iterator[Searching]:
+    """What is left of it when the test has ended is a fault."""
     with started.output, started.process:
         started.until(3)
         tree = psutil.Process(started.process.pid).children(recursive=True)
@@ -130,6 +139,33 @@ def test_a_search_whose_database_is_lost_ends_and_says_where_its_record_is(searc
     assert line.endswith(f"go on with: evo resume mine --db {saved}")
     assert searching.recorded(saved) >= before
     assert not searching.db.exists() or searching.db.stat().st_size == 0
+
+
+@pytest.fixture
+def holding_finals(tmp_path: Path) -> Iterator[Searching]:
+    """Finals that take a minute or more, and have begun: each random case of a finalist asks the reference."""
+    slow = Searching(tmp_path, "--evaluations", "3", "--finalists", "3", reference="time.sleep(0.2)")
+    for started in _watched(slow):
+        assert started.process.stdout is not None
+        assert any(line.startswith(b"finals of ") for line in started.process.stdout)
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [*LOSSES, "was made read-only"])
+def test_finals_whose_database_is_lost_end_at_once_and_say_where_the_record_is(
+    holding_finals: Searching, fault: str
+) -> None:
+    before, db = holding_finals.recorded(), holding_finals.db
+    (LOSSES.get(fault) or (lambda s: s.db.chmod(0o444)))(holding_finals)
+    began = time.monotonic()
+    code, said = holding_finals.ended()
+    assert code == 2
+    assert time.monotonic() - began < 15
+    (line,) = said.strip().splitlines()
+    assert line.startswith(f"evo: the database {db} {fault} while it was written to; all that was recorded is in ")
+    (saved,) = db.parent.glob("lineage.recovered-*.db") if fault in LOSSES else (db,)
+    assert holding_finals.recorded(saved) == before == 3
 
 
 @pytest.mark.slow
