@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from evo.lineage.store import Store
+from tests.report.recorded import Plan, record_run
 from tests.toy_kernel import TEMPLATE, write_kernel
 
 ROOT = Path(__file__).parent.parent.parent
@@ -218,12 +221,41 @@ def test_a_question_needs_no_standard_input_or_output(tmp_path: Path, closed: st
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose database has a run."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with Store.open(folder / "runs" / "lineage.db", write=True) as store:
+        record_run(store, Plan(name="mine", evaluations=40))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("--help", 0),
+        ("runs --help", 0),
+        ("best", 0),
+        ("report mine --out report.html", 0),
+        ("best none", 2),
+        ("best none 2>&1", 128 + signal.SIGPIPE),  # what is wrong could not be said
+        ("doctor", 128 + signal.SIGPIPE),  # a verdict that could not be said
+    ],
+)
+def test_a_reader_that_has_read_enough_is_no_failure_of_a_question(recorded: Path, command: str, code: int) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    piped = f"set -o pipefail; {sys.executable} -m evo {command} | true"
+    done = subprocess.run(["bash", "-c", piped], cwd=recorded, env=environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) == (1 if code == 2 else 0), done.stderr
+
+
 SPACE = ROOT / "benchmarks" / "spaces" / "layernorm-4096x4096-float16-H200.t4.json.gz"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interrupts", [1, 2])
-def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts: int) -> None:
+@pytest.mark.parametrize(("interrupts", "apart_s"), [(1, 0.0), (2, 0.0), (2, 0.5)])
+def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts: int, apart_s: float) -> None:
     command = [sys.executable, "-m", "evo", "replay", str(SPACE), "--repeats", "500", "--samplers", "random", "--jobs", "2"]
     process = subprocess.Popen(
         command,
@@ -238,14 +270,19 @@ def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts:
     said = next(line for line in process.stderr if not line.startswith("evo: 0 of"))
     assert " of 500 replays are done, about " in said
     children = psutil.Process(process.pid).children(recursive=True)
-    for _ in range(interrupts):
-        os.killpg(process.pid, signal.SIGINT)  # as ^C does
+    for n in range(interrupts):
+        time.sleep(apart_s if n else 0.0)
+        if process.poll() is None:  # the first may have ended it
+            os.killpg(process.pid, signal.SIGINT)  # as ^C does
     began = time.monotonic()
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode in ((130,) if interrupts == 1 else (130, -signal.SIGINT))
     assert time.monotonic() - began < 10
     assert "Traceback" not in err
     if interrupts == 1:
-        assert "evo: interrupted; the scores are those of " in err
+        interrupted = re.search(r"evo: interrupted; the scores are those of (\d+) of 500 replays", err)
+        assert interrupted
+        assert f"\n{interrupted[1]} repeats, 1 in flight" in out
+        assert int(interrupted[1]) < 500
         assert SPACE.name in out
     assert not psutil.wait_procs(children, timeout=30)[1]
