@@ -71,6 +71,8 @@ class Score:
     tenths: tuple[float, ...] | None
     evaluations: float
     """The number in a replay, on average."""
+    repeats: int
+    """The number of replays; of a mean, of the space that has fewest."""
     proposal_ms: float
     """The time that the sampler takes for each."""
     reason: str = ""
@@ -267,6 +269,7 @@ def judge(path: Path, sampler: str, replays: Sequence[Replay]) -> Score:
         tenths=tuple(float(part.mean()) for part in np.array_split(curve, _TENTHS)) if curve is not None else None,
         reason=reason,
         evaluations=float(np.mean([r.evaluations for r in replays])),
+        repeats=len(replays),
         proposal_ms=1e3 * sum(r.sampler_s for r in replays) / sum(r.evaluations for r in replays),
     )
 
@@ -284,6 +287,7 @@ def mean_of(sampler: str, scores: Iterable[Score]) -> Score:
         reason="" if scored else "no space has a score",
         left_out=len(own) - len(scored),
         evaluations=float(np.mean([s.evaluations for s in own])),
+        repeats=min(s.repeats for s in own),
         proposal_ms=float(np.mean([s.proposal_ms for s in own])),
     )
 

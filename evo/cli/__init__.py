@@ -22,6 +22,8 @@ from evo.problem.space import parse_number
 
 _WORKING = frozenset({"search", "resume", "check", "bench"})
 """Commands that need worker processes; their server starts before anything else is imported."""
+_JUDGING = _WORKING | {"sanitize", "doctor"}
+"""Commands whose exit code is a verdict: 0 is not said before they have come to it."""
 
 _COMMANDS = {
     "search": ("search", "resume"),
@@ -42,7 +44,8 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and ends the process with its exit code.
 
-    0 done, 1 the work failed, 2 bad usage, 130 interrupted with the state saved.
+    0 done, 1 the work failed, 2 bad usage, 130 interrupted with the state saved; 141 where whoever read the output of a
+    command that works has ended before it, as a shell tells of SIGPIPE (a question has been answered then: 0).
     """
     fill_standard_files()
     if isinstance(sys.stdout, TextIOWrapper):
@@ -79,15 +82,33 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        return _answer(words)
+    except BrokenPipeError as error:  # the reader of the output, such as `head`, has ended
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # what is left would be written, and complained of, when the process ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        unanswered = words[0] in _JUDGING or isinstance(error.__context__, EvoError | _USAGE_ERROR)
+        return 128 + signal.SIGPIPE if unanswered else 0
+
+
+def _answer(words: Sequence[str]) -> int:
     if words[0] in _WORKING or (words[0] == "explain" and "--measure" in words):
         from evo.executors._processes import start_server  # other commands do not need it
 
         start_server()
     try:
         named = tuple(module for module, names in _COMMANDS.items() if words[0] in names)
-        code = _group(named or tuple(_COMMANDS)).main(args=words, prog_name="evo", standalone_mode=False)
+        group, code = _group(named or tuple(_COMMANDS)), 0
+        try:
+            with group.make_context("evo", list(words)) as context:  # its main() takes a broken pipe for a failure
+                group.invoke(context)
+        except typer.Exit as ended:
+            code = ended.exit_code
         sys.stdout.flush()
-        return int(code or 0)
+        return code
     except _USAGE_ERROR as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
         print(f"evo: {error.format_message().rstrip('.')}{where}", file=sys.stderr)
@@ -95,9 +116,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("evo: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        sys.stderr.close()
-        return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
             raise

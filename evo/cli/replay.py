@@ -78,7 +78,7 @@ def replay(
     scores = [judge(path, name, found[path, name]) for path, name in pairs if (path, name) in found]
     means = [mean_of(name, scores) for name in dict.fromkeys(s.sampler for s in scores)]
     figures = _draw(plot, found) if plot is not None else []
-    _print(scores, means, figures, plot, repeats, in_flight, json=json)
+    _print(scores, means, figures, plot, in_flight, json=json)
     if interrupted:
         raise typer.Exit(130)
 
@@ -88,13 +88,13 @@ def _print(
     means: Sequence[Score],
     figures: Sequence[str],
     plot: Path | None,
-    repeats: int,
     in_flight: int,
     *,
     json: bool,
 ) -> None:
+    made = {s.repeats for s in scores} or {0}  # fewer than were asked for, where the command was interrupted
     if json:
-        print_json({"in_flight": in_flight, "repeats": repeats, "scores": scores, "means": means, "figures": figures})
+        print_json({"in_flight": in_flight, "repeats": min(made), "scores": scores, "means": means, "figures": figures})
         return
     table = make_table("space", "sampler", ">score", ">first tenth", ">evaluations", ">ms a proposal")
     spaces = {s.space for s in scores}
@@ -108,8 +108,9 @@ def _print(
             typer.echo(f"{name}: n/a, since {reason}")
         if len(spaces) > 1:
             typer.echo(f"{counted(len(reasons), 'space')} of {len(spaces)} left out of the means")
-    told = f"{counted(repeats, 'repeat')}, {in_flight} in flight; score: 0 is random search on average, 1 the best at once"
-    typer.echo(told if repeats >= _ENOUGH else f"{told}; so few say little: they differ by tenths")
+    repeats = f"{f'{min(made)} to ' if len(made) > 1 else ''}{counted(max(made), 'repeat')}"
+    told = f"{repeats}, {in_flight} in flight; score: 0 is random search on average, 1 the best at once"
+    typer.echo(told if min(made) >= _ENOUGH else f"{told}; so few say little: they differ by tenths")
     if figures:
         typer.echo(f"{plot}: {counted(len(figures), 'figure')}, as SVG and as PNG")
 

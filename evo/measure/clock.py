@@ -37,7 +37,7 @@ _HOPELESS = 1.1
 CLOSE = 1.02
 """Up to this factor beyond its incumbent a candidate gets twice the rounds, for an interval half as wide."""
 
-_OVERTIME, _VAIN = 2.0, 0.3
+OVERTIME, _VAIN = 2.0, 0.3
 """A race of which rounds were disturbed ends after so many times its limit, whatever it has; where all of them were, after
 such a share of it. On a busy machine a pair of rounds can take half a minute."""
 
@@ -171,7 +171,7 @@ def race(
         limits = (time.monotonic() - began) / max(protocol.limit_s, 1e-9)
         if len(taken) >= 2 * most or len(us) >= most or (limits >= 1 and len(us) >= protocol.least_rounds):
             break
-        if limits >= (math.inf if clean.all() else _OVERTIME if clean.any() else _VAIN):
+        if limits >= (math.inf if clean.all() else OVERTIME if clean.any() else _VAIN):
             break
         pause_s = 0.0 if clean[-1] or not patient else min(max(2 * pause_s, protocol.pause_s / 64), protocol.pause_s)
         if pause_s:

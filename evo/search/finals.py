@@ -87,11 +87,11 @@ def hold_race(task: TaskExecutor, building: Building) -> tuple[list[Finalist], t
     """Gates and races the elites of one task: no timings where none passes. The device process must be fresh
     (`Executor.renew_device`).
 
-    Raises EvoError if the race itself cannot be held.
+    Raises EvoError if the race itself cannot be held, and what the task's `check` raises.
     """
     finalists = []
     for candidate, futures in building:
-        builds = [(t, future.result()) for t, future in futures]
+        builds = [(t, task.awaited(future)) for t, future in futures]
         verdict = _gate(candidate.proposal.genome, builds)
         finalists.append(Finalist(candidate=candidate, build=builds[0][1], measurement=verdict))
     passed = [f for f in finalists if f.passed]
@@ -125,7 +125,7 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
         if built.binary is None:
             return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")
         cases = task.random_cases(task.finals_cases) if task is builds[0][0] else ()
-        found = task.measure(genome, built, time=False, cases=cases).result()
+        found = task.awaited(task.measure(genome, built, time=False, cases=cases))
         total = replace(
             found,
             checks=total.checks + found.checks,
@@ -207,7 +207,7 @@ def _confirm(
         genome = finalist.candidate.proposal.genome
         with ThreadPoolExecutor(1) as beside:  # nothing is timed now, and either takes seconds
             checked = None if task.sanitized else beside.submit(_check_memory, task, genome, finalist.measurement)
-            gated = gate.measure(genome, finalist.build, time=False, cases=more_cases).result()
+            gated = gate.awaited(gate.measure(genome, finalist.build, time=False, cases=more_cases))
         if gated.status is not Status.OK:
             checks = finalist.measurement.checks + tuple(c for c in gated.checks if not c.passed)
             finalist.measurement = replace(finalist.measurement, status=gated.status, checks=checks, log=gated.log)

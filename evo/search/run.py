@@ -236,7 +236,7 @@ def hold_all_finals(
     begins: Callable[[Workload, float], None] = lambda workload, waits_s: None,
 ) -> tuple[Finals, ...]:
     """Of every task, with `count` finalists; where all of them are refused, with the next best (not of a covering run).
-    begins: see `execute`."""
+    begins: see `execute`. Raises LostFileError while they are held, where the database is lost."""
     executor.renew_device()
     workloads = len(run.spec.workloads)
     race_s = search.elapsed_s / (_FINAL_RACES * workloads)
@@ -248,6 +248,7 @@ def hold_all_finals(
             race_s=race_s,
             reference_us=search.reference_us(n),
             patience=Patience(left_s=patience_s, tell=begins),
+            check=store.check,
         )
         for n, task in enumerate(tasks_of(run.spec, executor, Stage.FINAL))
     ]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import monotonic, sleep
+from typing import TypeVar
 
 from evo.evaluation import Build, Evaluation
 from evo.executors import Executor
 from evo.lineage import RunSpec, Stage, gate_seeds
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
 from evo.measure.cases import count_kinds, random_cases
+from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Kernel, Limits, Workload, load_kernel
 from evo.problem.space import Space
@@ -22,8 +24,11 @@ RANDOM_CASES, _LEAST_CASES = 64, 4
 """The random cases of a finalist, over all tasks of a run; and of each task, at least."""
 _FINALIST_SANITIZED_S, _WINNER_SANITIZED_S, _WINNERS_SANITIZED_S = 180.0, 5.0, 60.0
 """Seconds of the memory checker for a finalist, where that is asked for; for a winner; for all winners of a run."""
-_PAUSE_S = 1.0
-"""Before a disturbed race is held again; then twice as long, and so on."""
+_PAUSE_S, _CHECKED_EVERY_S = 1.0, 1.0
+"""Before a disturbed race is held again; then twice as long, and so on. How often `TaskExecutor.check` is called."""
+_LEAST_RACE_S = 1.0
+"""The least limit of a race that is held again: with less it would have no rounds."""
+_Result = TypeVar("_Result")
 
 
 @dataclass(kw_only=True)
@@ -52,6 +57,8 @@ class TaskExecutor(TaskData):
     """See `RaceRequest`."""
     patience: Patience | None = None
     """With it, a race that was disturbed is held again."""
+    check: Callable[[], None] = lambda: None
+    """Is called while a result is waited for: what it raises ends the waiting."""
 
     @cached_property
     def problem(self) -> Kernel:
@@ -89,6 +96,12 @@ class TaskExecutor(TaskData):
         request = replace(self.request(genome), build=build, time=time, incumbent=incumbent, cases=cases)
         return self.executor.measure(request)
 
+    def awaited(self, result: Future[_Result]) -> _Result:
+        """The result, when it is there. Raises what `check` raises."""
+        while not wait([result], _CHECKED_EVERY_S).done:
+            self.check()
+        return result.result()
+
     def random_cases(self, number: int) -> tuple[Case, ...]:
         """So many, but at least those that every finalist meets, which come first. Fewer are the first of more."""
         if number not in self._drawn:
@@ -108,7 +121,8 @@ class TaskExecutor(TaskData):
     def race(
         self, contenders: Sequence[tuple[str, Genome, Build]], baselines: Sequence[str] = (), *, hot: bool = False
     ) -> RaceResult:
-        """Waits for the end of the race; while there is patience, for one that nothing disturbs."""
+        """Waits for the end of the race; while there is patience, for one that nothing disturbs. A race that is held again
+        is limited by the patience that is left."""
         request = RaceRequest(
             **vars(self.data),
             contenders=tuple(contenders),
@@ -117,13 +131,18 @@ class TaskExecutor(TaskData):
             limit_s=self.race_s,
             reference_us=self.reference_us,
         )
-        result, pause_s = self.executor.race(request).result(), _PAUSE_S
+        result, pause_s = self.awaited(self.executor.race(request)), _PAUSE_S
         while result.timings and result.timings[0].disturbed and self.patience and self.patience.left_s > 0:
-            began = monotonic()
+            ends_s = monotonic() + self.patience.left_s
             self.patience.tell(self.workload, self.patience.left_s)
-            sleep(min(pause_s, self.patience.left_s))
-            result, pause_s = self.executor.race(request).result(), 2 * pause_s
-            self.patience.left_s -= monotonic() - began
+            paused_s = monotonic() + min(pause_s, self.patience.left_s)
+            while (left_s := paused_s - monotonic()) > 0:
+                self.check()
+                sleep(min(left_s, _CHECKED_EVERY_S))
+            limit_s = max(_LEAST_RACE_S, (ends_s - monotonic()) / OVERTIME)
+            again = replace(request, limit_s=min(self.race_s, limit_s))
+            result, pause_s = self.awaited(self.executor.race(again)), 2 * pause_s
+            self.patience.left_s = ends_s - monotonic()
         return result
 
 

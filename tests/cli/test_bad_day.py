@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from evo.lineage.store import Store
+from tests.report.recorded import Plan, record_run
 from tests.toy_kernel import TEMPLATE, write_kernel
 
 ROOT = Path(__file__).parent.parent.parent
@@ -25,12 +28,17 @@ MODES = tuple(f"m{n}" for n in range(500))
 class Searching:
     """A search of a toy kernel in a folder and with a TMPDIR of its own, in a process group of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str, reference: str = "") -> None:
+        """more: options; reference: what the kernel's reference does first."""
         self.folder, self.db, self.tmp = folder, folder / "runs" / "lineage.db", folder / "tmp"
         self.tmp.mkdir()
         tagged = TEMPLATE.replace("const float f", "volatile int tag = {{ p.mode[1:] }}; (void)tag;\n    const float f")
         self.kernel = write_kernel(folder / "toy", MODES, template=tagged)
-        words = ("search", str(self.kernel), "--target", "cpu", "--budget", "1h", "--name", "mine", "--sampler", "random")
+        if reference:
+            statement = (self.kernel / "kernel.py").read_text().replace("{\"y\": 2", f"({reference}) or {{\"y\": 2")
+            (self.kernel / "kernel.py").write_text(statement)
+        words = ("search", str(self.kernel), "--target", "cpu", "--name", "mine", "--sampler", "random")
+        words += more or ("--budget", "1h")
         self.output = (folder / "output").open("w+")
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.tmp), "HOME": str(folder)}
         self.process = subprocess.Popen(
@@ -67,7 +75,11 @@ class Searching:
 
 @pytest.fixture
 def searching(tmp_path: Path) -> Iterator[Searching]:
-    started = Searching(tmp_path)
+    yield from _watched(Searching(tmp_path))
+
+
+def _watched(started: Searching) -> Iterator[Searching]:
+    """What is left of it when the test has ended is a fault."""
     with started.output, started.process:
         started.until(3)
         tree = psutil.Process(started.process.pid).children(recursive=True)
@@ -132,6 +144,33 @@ def test_a_search_whose_database_is_lost_ends_and_says_where_its_record_is(searc
     assert not searching.db.exists() or searching.db.stat().st_size == 0
 
 
+@pytest.fixture
+def holding_finals(tmp_path: Path) -> Iterator[Searching]:
+    """Finals that take a minute or more, and have begun: each random case of a finalist asks the reference."""
+    slow = Searching(tmp_path, "--evaluations", "3", "--finalists", "3", reference="time.sleep(0.2)")
+    for started in _watched(slow):
+        assert started.process.stdout is not None
+        assert any(line.startswith(b"finals of ") for line in started.process.stdout)
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [*LOSSES, "was made read-only"])
+def test_finals_whose_database_is_lost_end_at_once_and_say_where_the_record_is(
+    holding_finals: Searching, fault: str
+) -> None:
+    before, db = holding_finals.recorded(), holding_finals.db
+    (LOSSES.get(fault) or (lambda s: s.db.chmod(0o444)))(holding_finals)
+    began = time.monotonic()
+    code, said = holding_finals.ended()
+    assert code == 2
+    assert time.monotonic() - began < 15
+    (line,) = said.strip().splitlines()
+    assert line.startswith(f"evo: the database {db} {fault} while it was written to; all that was recorded is in ")
+    (saved,) = db.parent.glob("lineage.recovered-*.db") if fault in LOSSES else (db,)
+    assert holding_finals.recorded(saved) == before == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["edited", "deleted"])
 def test_a_kernel_that_changes_under_its_search_ends_it_and_blames_no_candidate(searching: Searching, change: str) -> None:
@@ -182,12 +221,41 @@ def test_a_question_needs_no_standard_input_or_output(tmp_path: Path, closed: st
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose database has a run."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with Store.open(folder / "runs" / "lineage.db", write=True) as store:
+        record_run(store, Plan(name="mine", evaluations=40))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("--help", 0),
+        ("runs --help", 0),
+        ("best", 0),
+        ("report mine --out report.html", 0),
+        ("best none", 2),
+        ("best none 2>&1", 128 + signal.SIGPIPE),  # what is wrong could not be said
+        ("doctor", 128 + signal.SIGPIPE),  # a verdict that could not be said
+    ],
+)
+def test_a_reader_that_has_read_enough_is_no_failure_of_a_question(recorded: Path, command: str, code: int) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    piped = f"set -o pipefail; {sys.executable} -m evo {command} | true"
+    done = subprocess.run(["bash", "-c", piped], cwd=recorded, env=environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) == (1 if code == 2 else 0), done.stderr
+
+
 SPACE = ROOT / "benchmarks" / "spaces" / "layernorm-4096x4096-float16-H200.t4.json.gz"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interrupts", [1, 2])
-def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts: int) -> None:
+@pytest.mark.parametrize(("interrupts", "apart_s"), [(1, 0.0), (2, 0.0), (2, 0.5)])
+def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts: int, apart_s: float) -> None:
     command = [sys.executable, "-m", "evo", "replay", str(SPACE), "--repeats", "500", "--samplers", "random", "--jobs", "2"]
     process = subprocess.Popen(
         command,
@@ -202,14 +270,19 @@ def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts:
     said = next(line for line in process.stderr if not line.startswith("evo: 0 of"))
     assert " of 500 replays are done, about " in said
     children = psutil.Process(process.pid).children(recursive=True)
-    for _ in range(interrupts):
-        os.killpg(process.pid, signal.SIGINT)  # as ^C does
+    for n in range(interrupts):
+        time.sleep(apart_s if n else 0.0)
+        if process.poll() is None:  # the first may have ended it
+            os.killpg(process.pid, signal.SIGINT)  # as ^C does
     began = time.monotonic()
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode in ((130,) if interrupts == 1 else (130, -signal.SIGINT))
     assert time.monotonic() - began < 10
     assert "Traceback" not in err
     if interrupts == 1:
-        assert "evo: interrupted; the scores are those of " in err
+        interrupted = re.search(r"evo: interrupted; the scores are those of (\d+) of 500 replays", err)
+        assert interrupted
+        assert f"\n{interrupted[1]} repeats, 1 in flight" in out
+        assert int(interrupted[1]) < 500
         assert SPACE.name in out
     assert not psutil.wait_procs(children, timeout=30)[1]

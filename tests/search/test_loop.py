@@ -20,16 +20,17 @@ from evo.cli.screen import evaluation_costs
 from evo.errors import DeviceError, EvoError, StoreError, UsageError
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Evaluation, Proposal, Status
 from evo.executors import InFlight
-from evo.lineage import Environment, RunSpec, StoredRun
+from evo.lineage import Environment, RunSpec, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
+from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.search.finals import Finals, build_all, end_finals, hold_race
 from evo.search.loop import Budget, Progress, Search, StopReason
 from evo.search.run import check_workloads, choose_devices, hold_all_finals, plan_run
 from evo.search.samplers import find_sampler
-from evo.search.tasks import TaskExecutor
+from evo.search.tasks import Patience, TaskExecutor, tasks_of
 from evo.targets import find_target
 from tests.landscape import Hanging, LandscapeExecutor, code_of, ratio_of, status_of, timing
 
@@ -469,6 +470,36 @@ def test_finals_wait_for_a_quiet_machine_for_a_while_and_then_confirm_nothing(
     assert (best.speedup is None) is not confirmed
     (finals,) = read_run_finals(store, run.name).finals
     assert (finals.winner is not None, finals.confirmed is not None, finals.disturbed) == (True, confirmed, not confirmed)
+
+
+def test_races_that_wait_for_a_quiet_machine_take_no_longer_than_was_told() -> None:
+    limits, told = list[float](), list[float]()
+
+    def change(request: Any, found: Any) -> Any:
+        limits.append(request.limit_s)
+        if len(limits) > 1:
+            time.sleep(OVERTIME * request.limit_s)  # what a disturbed race takes
+        return replace(found, timings=tuple(replace(t, clocks={"disturbed": 16.0}) for t in found.timings))
+
+    executor = LandscapeExecutor(1, change=change)
+    patience = Patience(left_s=4.0, tell=lambda workload, left_s: told.append(left_s))
+    (task,) = tasks_of(configure(1), executor, Stage.FINAL)
+    began = time.monotonic()
+    result = replace(task, race_s=20.0, patience=patience).race([])
+    assert time.monotonic() - began < 4.0 + OVERTIME + 2.0, "a race of the least limit may come last"
+    assert result.timings[0].disturbed
+    assert told[0] == 4.0
+    assert limits[0] == 20.0
+    assert all(OVERTIME * limit_s <= max(OVERTIME, left_s) for limit_s, left_s in zip(limits[1:], told, strict=True))
+
+
+def test_what_a_check_raises_ends_the_wait_for_a_result() -> None:
+    def check() -> None:
+        raise StoreError("the database is lost")
+
+    (task,) = tasks_of(configure(1), LandscapeExecutor(1), Stage.FINAL)
+    with pytest.raises(StoreError, match="the database is lost"):
+        replace(task, check=check).awaited(Future())
 
 
 def test_finals_know_what_the_reference_usually_took_in_the_search(store: Store) -> None:
