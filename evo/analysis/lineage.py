@@ -35,7 +35,8 @@ def _asked(
 
     @wraps(question)
     def ask(self: Lineage, /, *arguments: _Arguments.args, **more: _Arguments.kwargs) -> _Answer:
-        return question(self._store, *arguments, **more)
+        with self._store.explaining():
+            return question(self._store, *arguments, **more)
 
     return ask
 

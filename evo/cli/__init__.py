@@ -90,7 +90,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return int(code or 0)
     except _USAGE_ERROR as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
-        print(f"evo: {error.format_message().rstrip('.')}{where}", file=sys.stderr)
+        _complain(f"{error.format_message().rstrip('.')}{where}")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print("evo: interrupted", file=sys.stderr)
@@ -106,8 +106,16 @@ def _run(arguments: Sequence[str] | None) -> int:
             sys.stdout.close()
         return 1
     except EvoError as error:
-        print(f"evo: {error}", file=sys.stderr)
+        _complain(f"{error}")
         return error.exit_code
+
+
+def _complain(sentence: str) -> None:
+    if not sentence.isprintable():  # of several lines, or with something out of a file or database
+        from evo.report.text import visible
+
+        sentence = visible(sentence, lines=True)
+    print(f"evo: {sentence}", file=sys.stderr)
 
 
 @cache

@@ -205,8 +205,26 @@ class Store:
             yield self._open
             return
         self.check()
-        with translated(self._location), self._engine.connect() as connection:
+        with translated(self._location), self._engine.connect() as connection, self.explaining():
             yield connection
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Raises StoreError, with the row and what is wrong with it, in place of an error inside, if the database holds a row
+        that is not as evo records it, as one that was edited by hand. Without such a row the error stays as it is."""
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            from evo.lineage.merge import find_fault  # which needs this module
+
+            with translated(self._location), self._engine.connect() as connection:
+                fault = find_fault(connection)
+            if not fault:
+                raise
+            raise StoreError(
+                f"{self} holds what evo does not record there: {fault}; correct or delete that row, go back to a backup, or"
+                " name another database with --db"
+            ) from error
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
