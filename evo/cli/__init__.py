@@ -83,6 +83,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         from evo.executors._processes import start_server  # other commands do not need it
 
         start_server()
+    if "evo.lineage.store" in sys.modules:
+        sys.modules["evo.lineage.store"].OPENED.clear()
     try:
         named = tuple(module for module, names in _COMMANDS.items() if words[0] in names)
         code = _group(named or tuple(_COMMANDS)).main(args=words, prog_name="evo", standalone_mode=False)
@@ -108,6 +110,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     except EvoError as error:
         _complain(f"{error}")
         return error.exit_code
+    except Exception as error:
+        known = sys.modules.get("evo.lineage.store")
+        if known is None or (explained := known.explain(error, *known.OPENED)) is None:
+            raise
+        _complain(f"{explained}")
+        return int(explained.exit_code)
 
 
 def _complain(sentence: str) -> None:

@@ -319,7 +319,9 @@ def _broken_rules(table: Table, row: Row) -> Iterator[str]:
                 yield f"has a genome whose values are not all numbers and words: {row['genome']:.80}"
         if row["score"] is not None and (row["score"] == 0 or row["status"] not in PASSED):
             yield f"has the score {row['score']} with status {row['status']}"
-        if (row["status"] == Status.SAME_CODE) != ((same := row["same_code_as_id"]) is not None):
+        # A candidate that was refused as another one of its code was has that one's status.
+        same = row["same_code_as_id"]
+        if (same is None) if row["status"] == Status.SAME_CODE else (same is not None and row["status"] in PASSED):
             yield f"has status {row['status']}, and {'no' if same is None else 'a'} candidate of the same code"
     if table.name == "parentage" and row["parent_id"] >= row["child_id"]:
         yield f"names a parent that is not earlier: {row['parent_id'] % ORDERS_PER_RUN}"

@@ -35,6 +35,9 @@ from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
 from evo.lineage.write import Bases, check_name, clean_text, insert_candidate, insert_final, insert_run, insert_timings
 
+OPENED: set[Location] = set()
+"""What the command that runs has opened."""
+
 _AWAY_S = 600.0
 _PAUSE_S = 1.0
 _COUNT = select(func.count()).select_from(m.Candidate).where(m.Candidate.run_id == bindparam("counted"))
@@ -87,6 +90,7 @@ class Store:
                 if write:  # of a file this is the only writer
                     with engine.begin() as connection:
                         release_dead_runs(connection)
+            OPENED.add(location)
             return cls(engine, location, closing.pop_all(), lock, writes=write)
 
     @classmethod
@@ -210,21 +214,13 @@ class Store:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Raises StoreError, with the row and what is wrong with it, in place of an error inside, if the database holds a row
-        that is not as evo records it, as one that was edited by hand. Without such a row the error stays as it is."""
+        """Raises what `explain` says of the database in place of an error inside; without that, the error stays."""
         try:
             yield
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            from evo.lineage.merge import find_fault  # which needs this module
-
-            with translated(self._location), self._engine.connect() as connection:
-                fault = find_fault(connection)
-            if not fault:
+        except Exception as error:
+            if (explained := explain(error, self._location)) is None:
                 raise
-            raise StoreError(
-                f"{self} holds what evo does not record there: {fault}; correct or delete that row, go back to a backup, or"
-                " name another database with --db"
-            ) from error
+            raise explained from error
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -387,3 +383,22 @@ class Store:
         values = {"elapsed_s": elapsed_s, "updated": datetime.now(UTC), **state}
         if connection.execute(_TOUCH, {**values, "touched": run.id}).rowcount != 1:
             raise EngineError(f"run {run.name!r} is not in this database")
+
+
+def explain(error: Exception, *locations: Location) -> StoreError | None:
+    """What to raise in place of an error that a program did not expect, if one of these databases holds a row that is not as
+    evo records it."""
+    if isinstance(error, (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)):
+        from evo.lineage.merge import find_fault  # which needs this module
+
+        for location in locations:
+            engine, fault = connect(location, write=False), ""
+            with suppress(EvoError), translated(location), engine.connect() as connection:
+                fault = find_fault(connection)
+            engine.dispose()
+            if fault:
+                return StoreError(
+                    f"{location} holds what evo does not record there: {fault}; correct or delete that row, go back to a"
+                    " backup, or name another database with --db"
+                )
+    return None

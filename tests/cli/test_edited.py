@@ -3,23 +3,34 @@ wrong; nothing in it moves the cursor of a terminal."""
 
 from __future__ import annotations
 
+import os
+import pty
+import re
 import sqlite3
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from evo.analysis.lineage import Lineage
+from evo.analysis.runs import find_best
+from evo.errors import StoreError
+from evo.lineage.store import Store
 from tests.ended import run_python
 from tests.toy_kernel import write_kernel
-
-ESCAPE = "\x1b[2J\x1b]0;owned\x07\x9b31m"
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The database of a small search on the processor, of two tasks."""
+    """The database of a small search on the processor."""
     folder = tmp_path_factory.mktemp("searched")
-    write_kernel(folder / "toy")
-    words = "search ./toy --target cpu --budget 25 --seed 5 --sampler evolution --db lineage.db --name theirs"
+    kernel = write_kernel(folder / "toy", ("honest", "wrong")) / "kernel.py"
+    kernel.write_text(kernel.read_text().replace("values=(1, 2, 4, 8)", "values=tuple(range(1, 33))"))
+    words = "search ./toy --target cpu --evaluations 12 --seed 5 --sampler evolution --sampler-option seeding=3"
+    words += " --db lineage.db --name theirs"
     ended = run_python(folder, "-m", "evo", *words.split())
     assert ended.returncode == 0, ended.stderr
     with sqlite3.connect(folder / "lineage.db") as connection:
@@ -44,9 +55,9 @@ CHANGES = {
     "clocks that are a list": "UPDATE timing SET clocks = '[1]'",
     "clocks that are words": "UPDATE timing SET clocks = '{\"disturbed\": \"x\"}'",
     "a timing of nothing": "UPDATE timing SET candidate_id = -7",
-    "a score that is a word": "UPDATE candidate SET score = 'x' WHERE score IS NOT NULL",
-    "a score of 0": "UPDATE candidate SET score = 0 WHERE score IS NOT NULL",
-    "an infinite score": "UPDATE candidate SET score = 9e999 WHERE score IS NOT NULL",
+    "a score that is a word": "UPDATE candidate SET score = 'x'",
+    "a score of 0": "UPDATE candidate SET score = 0",
+    "an infinite score": "UPDATE candidate SET score = 9e999",
     "a cycle of parents": "UPDATE parentage SET parent_id = child_id",
     "a longer cycle": "INSERT OR REPLACE INTO parentage SELECT parent_id, 0, child_id, 'parent' FROM parentage",
     "a later parent": "UPDATE parentage SET parent_id = (SELECT max(id) FROM candidate)",
@@ -62,7 +73,8 @@ CHANGES = {
     "options that are a list": "UPDATE task SET options = '[1]'",
     "a run's options that are a list": "UPDATE run SET options = '[1]'",
     "a run's options that are no JSON": "UPDATE run SET options = 'x'",
-    "a run's options of words": "UPDATE run SET options = '{\"gate_seed\": \"x\", \"origins\": 5, \"missing_kinds\": 3, \"fixed\": 1}'",
+    "a run's options of words": "UPDATE run SET options = '{\"gate_seed\": \"x\", \"origins\": 5, \"fixed\": 1}'",
+    "missing kinds that are a number": "UPDATE run SET options = '{\"missing_kinds\": 3}'",
     "a budget that is a list": "UPDATE run SET budget = '[1]'",
     "a budget of words": "UPDATE run SET budget = '{\"seconds\": \"x\"}'",
     "a run's unknown status": "UPDATE run SET status = 'won'",
@@ -146,8 +158,8 @@ def edited(searched: Path, path: Path, *statements: str) -> list[str]:
         (best,) = find_best(store)
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
-        others = connection.execute("SELECT public_id FROM candidate WHERE public_id != ? ORDER BY id DESC", (best.id,))
-        other = others.fetchone()[0]
+        last = "SELECT public_id FROM candidate WHERE id = (SELECT max(child_id) FROM parentage)"
+        other = connection.execute(last).fetchone()[0]
         for statement in statements:
             assert connection.execute(statement).rowcount > 0, statement
     connection.close()
@@ -167,5 +179,94 @@ def test_no_command_ends_in_a_traceback(here: Any, searched: Path, tmp_path: Pat
             failed.append(f"{words}: {error!r}")
             continue
         told = [line for line in ended.err.splitlines() if line.startswith("evo: ")]
-        assert ended.code in (0, 1, 2) and (ended.code == 0 or told), (words, ended.err)
+        assert ended.code in (0, 1, 2), (words, ended.err)
+        assert ended.code == 0 or told, (words, ended.err)
     assert not failed, "\n".join(failed)
+
+
+SAID = [
+    ("an infinite time", ("report", "theirs", "--out", "page.html"), "has the median_us inf, which is no finite number"),
+    ("a time that is a word", ("best",), "has the median_us 'fast', which is no number"),
+    ("a cycle of parents", ("lineage", "OTHER"), "names a parent that is not earlier"),
+    ("dims that are a list", ("show", "CANDIDATE"), "task 0 has the dims [4096], which is no object"),
+    ("dims that are no JSON", ("report", "theirs", "--out", "page.html"), "task 0 cannot be read"),
+    ("a run's options that are a list", ("show", "theirs"), "has the options [1], which is no object"),
+    ("a ratio that is a word", ("explain", "CANDIDATE"), "has the ratio_low 'x', which is no number"),
+    ("a run's infinite seconds", ("runs",), "has the elapsed_s inf, which is no finite number"),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "said"), SAID)
+def test_the_sentence_names_the_file_the_run_the_row_and_what_to_do(
+    here: Any, searched: Path, tmp_path: Path, name: str, words: tuple[str, ...], said: str
+) -> None:
+    path = tmp_path / "runs" / "lineage.db"
+    best, other = edited(searched, path, CHANGES[name])
+    ended = here(*({"CANDIDATE": best, "OTHER": other}.get(word, word) for word in words))
+    assert ended.code == 2
+    assert said in ended.sentence
+    assert f"the database {path} holds what evo does not record there: run 'theirs'" in ended.sentence
+    assert "correct or delete that row, go back to a backup, or name another database with --db" in ended.sentence
+
+
+def test_a_program_gets_the_same_sentence(searched: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine" / "lineage.db"
+    _, other = edited(searched, path, CHANGES["a cycle of parents"])
+    with Lineage(path) as lineage, pytest.raises(StoreError, match="holds what evo does not record .* is not earlier"):
+        lineage.lineage(other)
+
+
+def test_a_fault_of_evo_itself_is_told_as_such(searched: Path, tmp_path: Path) -> None:
+    """In a database where every row is right, no row is blamed."""
+    edited(searched, tmp_path / "right" / "lineage.db")
+    with Store.open(tmp_path / "right" / "lineage.db", write=False) as store, pytest.raises(ZeroDivisionError), store.reading():
+        1 / 0  # noqa: B018
+
+
+SPOILT = [
+    f"UPDATE {table} SET {column} = {column} || char(27) || '[2J' || char(27) || ']0;owned' || char(7, 155) || '31m'"
+    for table, column in (
+        ("run", "name"),
+        ("run", "kernel"),
+        ("run", "stop_reason"),
+        ("run", "arch"),
+        ("environment", "device"),
+        ("candidate", "operator"),
+        ("candidate", "log"),
+        ("final", "log"),
+        ("timing", "contender"),
+    )
+]
+
+
+def test_nothing_in_a_database_moves_the_cursor(here: Any, searched: Path, tmp_path: Path) -> None:
+    for spoilt in SPOILT:
+        path = tmp_path / "runs" / "lineage.db"
+        best, other = edited(searched, path, spoilt)
+        shown = 0
+        for words in LOOKS:
+            ended = here(*({"CANDIDATE": best, "OTHER": other}.get(word, word) for word in words))
+            for text in (ended.out, ended.err):
+                assert not set(text) & set("\x1b\x07\x9b"), (spoilt, words)
+                shown += "\\x1b[2J" in text
+        assert shown, spoilt
+
+
+def test_on_a_terminal_only_colours_are_escapes(searched: Path, tmp_path: Path) -> None:
+    best, _ = edited(searched, tmp_path / "runs" / "lineage.db", *SPOILT)
+    for words in (("runs",), ("show", best), ("show", "nothing\x1b[2J"), ("lineage", best)):
+        ours, theirs = pty.openpty()
+        with os.fdopen(ours, "rb", buffering=0) as terminal:
+            ended = subprocess.run(
+                [sys.executable, "-m", "evo", *words], cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
+                env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "300"}, check=False, timeout=60,
+            )  # fmt: skip
+            os.close(theirs)
+            shown = b""
+            with suppress(OSError):  # the end, of a terminal that nobody has open
+                while some := terminal.read(65536):
+                    shown += some
+        assert b"Traceback" not in shown, shown
+        assert ended.returncode in (0, 1, 2)
+        assert b"\\x1b[2J" in shown, (words, shown)
+        assert not {b"\x1b[2J", b"\x1b]0", b"\x07"} & {*re.findall(rb"\x1b\[2J|\x1b\]0|\x07", shown)}, words
