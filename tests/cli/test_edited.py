@@ -187,7 +187,6 @@ def test_no_command_ends_in_a_traceback(here: Any, searched: Path, tmp_path: Pat
 SAID = [
     ("a time that is a word", ("best",), "has the median_us 'fast', which is no number"),
     ("a cycle of parents", ("lineage", "OTHER"), "names a parent that is not earlier"),
-    ("dims that are a list", ("export", "theirs", "--format", "t4", "--out", "t4"), "task 0 has the dims [4096], which is no object"),
     ("dims that are no JSON", ("report", "theirs", "--out", "page.html"), "task 0 cannot be read"),
     ("a run's options that are a list", ("show", "theirs"), "has the options [1], which is no object"),
     ("a ratio that is a word", ("explain", "CANDIDATE"), "has the ratio 'x', which is no number"),

@@ -22,7 +22,8 @@ def kernel_with(folder: Path, field: str, signature: str, body: str) -> Path:
     """The toy kernel with a function of its author's in a field; whose line 39 is the function's first."""
     write_kernel(folder)
     text = (folder / "kernel.py").read_text()
-    lines = [line for line in text.splitlines(keepends=True) if not line.startswith((f"    {field}=lambda", f"    {field}={field},"))]
+    given = (f"    {field}=lambda", f"    {field}={field},")
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(given)]
     stated = f"def mine({signature}):\n    {body}\n\n\n"
     value = "(Baseline(name='torch', role='reference', call=mine),)" if field == "baselines" else "mine"
     text = "".join(lines).replace("import Argument,", "import Argument, Baseline, Cost,")
