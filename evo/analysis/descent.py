@@ -74,6 +74,8 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
         kin = [*up, key, *down[:descendants]]
         parents = read_relatives(connection, kin)
         edges = {child: [candidate_key(run_id, p.order) for p in found] for child, found in parents.items()}
+        if any(parent >= child for child, found in edges.items() for parent in found):
+            raise ValueError("a parent is not earlier than its child")
         wanted = sorted({*kin, *(keys[0] for keys in edges.values())})
         rows = {row.key: row for row in rows_of(connection, select(*_COLUMNS), wanted, _c.id)}
         times = search_times(connection, run_id, wanted)

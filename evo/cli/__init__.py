@@ -99,6 +99,8 @@ def _answer(words: Sequence[str]) -> int:
         from evo.executors._processes import start_server  # other commands do not need it
 
         start_server()
+    if "evo.lineage.store" in sys.modules:
+        sys.modules["evo.lineage.store"].OPENED.clear()
     try:
         named = tuple(module for module, names in _COMMANDS.items() if words[0] in names)
         group, code = _group(named or tuple(_COMMANDS)), 0
@@ -111,7 +113,7 @@ def _answer(words: Sequence[str]) -> int:
         return code
     except _USAGE_ERROR as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
-        print(f"evo: {error.format_message().rstrip('.')}{where}", file=sys.stderr)
+        _complain(f"{error.format_message().rstrip('.')}{where}")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print("evo: interrupted", file=sys.stderr)
@@ -124,8 +126,25 @@ def _answer(words: Sequence[str]) -> int:
             sys.stdout.close()
         return 1
     except EvoError as error:
-        print(f"evo: {error}", file=sys.stderr)
+        _complain(f"{error}")
         return error.exit_code
+    except Exception as error:
+        if "evo.lineage.store" not in sys.modules:
+            raise
+        from evo.lineage.merge import explain
+
+        if (explained := explain(error, *sys.modules["evo.lineage.store"].OPENED)) is None:
+            raise
+        _complain(f"{explained}")
+        return int(explained.exit_code)
+
+
+def _complain(sentence: str) -> None:
+    if not sentence.isprintable():  # of several lines, or with something out of a file or database
+        from evo.report.text import visible
+
+        sentence = visible(sentence, lines=True)
+    print(f"evo: {sentence}", file=sys.stderr)
 
 
 @cache

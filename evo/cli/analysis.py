@@ -44,6 +44,7 @@ from evo.cli.tables import (
     figure,
     interval,
     marked,
+    say,
     share,
     short_workload,
     speedup,
@@ -314,13 +315,13 @@ def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db:
         raise UsageError(f"code for {record.arch} cannot be timed here: {reason}")
     here = target.device().name
     if here != record.device:
-        typer.echo(f"evo: timed on {here}; the recorded figures are of {record.device}", err=True)
+        say(f"evo: timed on {here}; the recorded figures are of {record.device}", err=True)
     kernel = recorded_kernel(record.kernel, None)
     if kernel.digest != record.kernel_digest:
-        typer.echo(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
+        say(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
     edits = [credit.change for credit in found.edits]
     if sys.stderr.isatty():  # nothing is shown until the end
-        typer.echo(f"evo: building, gating and timing {counted(len(edits), 'edit')}; this takes a minute or more", err=True)
+        say(f"evo: building, gating and timing {counted(len(edits), 'edit')}; this takes a minute or more", err=True)
     with open_workers(record.target, db) as executor:
         task = task_of(record, executor, seed)
         return measure_ablation(task, Genome.of(found.base), Genome.of(record.parameters), edits)
@@ -382,7 +383,7 @@ def failures(
 
 def _print_totals(console: Terminal, totals: Sequence[FailureTotal]) -> None:
     if not totals:
-        typer.echo("evo: no candidate has been recorded in this database yet", err=True)
+        say("evo: no candidate has been recorded in this database yet", err=True)
     rows = [
         {
             "kernel": t.kernel,
@@ -482,7 +483,7 @@ def operators(
 
 def _print_operators(console: Terminal, found: Sequence[OperatorCredit]) -> None:
     if not found:
-        typer.echo("evo: no candidate of this run has been recorded yet", err=True)
+        say("evo: no candidate of this run has been recorded yet", err=True)
         return
     rows = [
         {

@@ -29,7 +29,7 @@ from evo.analysis.runs import compare as compare_runs
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, Trust, answer, command_line, make_console, print_json
 from evo.cli.recorded import again_line, find_candidate, find_named, look, verdicts_of
-from evo.cli.tables import Terminal, factor, figure, interval, marked, share, short_workload, speedup, time_cells
+from evo.cli.tables import Terminal, factor, figure, interval, marked, say, share, short_workload, speedup, time_cells
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import FINALIST, Timing
 from evo.lineage import LATEST, RunStatus
@@ -63,7 +63,7 @@ def best(
         if any(part is not None for part in (run, target, device, dtype, workload)):
             devices = ", ".join(sorted({r.device for r in searched}))
             reason = f"here of what you ask for; devices that were searched on: {visible(devices) or 'none'}"
-        typer.echo(f"evo: nothing has passed the gate and its timed calls {reason}", err=True)
+        say(f"evo: nothing has passed the gate and its timed calls {reason}", err=True)
         raise typer.Exit(1)
 
 
@@ -143,7 +143,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
         answer(json, found, _print_runs, db)
     else:
         start = command_line(db, "search", "KERNEL")
-        typer.echo(f"evo: no run has been recorded in this database yet; start one with: {start}", err=True)
+        say(f"evo: no run has been recorded in this database yet; start one with: {start}", err=True)
 
 
 def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:

@@ -45,7 +45,7 @@ from evo.cli.recorded import (
 )
 from evo.cli.screen import CheckLines
 from evo.cli.search import load_context, open_workers
-from evo.cli.tables import Terminal, short_workload, time_cells
+from evo.cli.tables import Terminal, say, short_workload, time_cells
 from evo.errors import DeviceError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Build, Status
 from evo.executors._processes import SCRATCH
@@ -527,10 +527,10 @@ def _contenders(task: TaskExecutor, db: str) -> list[tuple[str, Genome]]:
             reason = f"the kernel's search space does not have it any more ({'; '.join(broken)})"
         else:
             return [(short(best.id), Genome.of(best.parameters)), default]
-        typer.echo(f"evo: {short(best.id)}, found for {workload}, is left out: {reason}", err=True)
+        say(f"evo: {short(best.id)}, found for {workload}, is left out: {reason}", err=True)
     if not known:
         nothing = f"no candidate of this kernel as it is now is recorded for {workload} in {shown(db)}"
-        typer.echo(f"evo: {nothing}: the template's default is timed", err=True)
+        say(f"evo: {nothing}: the template's default is timed", err=True)
     return [default]
 
 
@@ -546,7 +546,7 @@ def _for_each(
             space = replace(task, arch=arch).space
             point = space.adapted(genome.parameters)
             if broken := space.violations(point):
-                typer.echo(f"evo: {name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there", err=True)
+                say(f"evo: {name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there", err=True)
             else:
                 yield name, arch, Genome.of(point)
 

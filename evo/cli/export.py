@@ -14,7 +14,7 @@ from evo.analysis.descent import read_family
 from evo.analysis.runs import find_run, not_confirmed, ranked
 from evo.cli.options import DEFAULT_DB, Db, Json, Trust, command_line, parse_duration, print_json
 from evo.cli.recorded import find_named, read_winners, trusted, workload_of
-from evo.cli.tables import short_workload
+from evo.cli.tables import say, short_workload
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, PASSED
 from evo.export import MANIFEST, Exporter, ExportItem, ExportRequest, check_replaceable, find_exporter, publish
@@ -60,21 +60,21 @@ def export(
                 chosen += _chosen(store, name, db, refused=refused)
             trusted(trust, *(c.kernel for c in chosen))
             for said in filter(None, [_unconfirmed(store, c, db) for c in chosen]):
-                typer.echo(f"evo: {said}", err=True)
+                say(f"evo: {said}", err=True)
             written, remarks = export_winners(store, chosen, exporter, out, arch or ())
     shown = remarks if len(remarks) <= _SHOWN else remarks[: _SHOWN - 1]
     for remark in shown:
-        typer.echo(f"evo: {remark}", err=True)
+        say(f"evo: {remark}", err=True)
     if more := len(remarks) - len(shown):
-        typer.echo(f"evo: {more} more of these: {out / MANIFEST} says what of each workload is built", err=True)
+        say(f"evo: {more} more of these: {out / MANIFEST} says what of each workload is built", err=True)
     if json:
         print_json([str(p) for p in written])
         return
     names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen] or [f"run {what[0]}"]
     workloads = ", ".join(names) if len(names) <= _SHOWN else f"{len(names)} workloads"
-    typer.echo(f"{out}: {len(written)} files for {workloads}{', in place of an earlier export' if replaced else ''}")
+    say(f"{out}: {len(written)} files for {workloads}{', in place of an earlier export' if replaced else ''}")
     for line in exporter.advice(out):
-        typer.echo(line)
+        say(line)
 
 
 def export_all_candidates(store: Store, what: Sequence[str], exporter: Exporter, out: Path) -> list[Path]:
@@ -116,7 +116,7 @@ def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[
         )
     winners = read_winners(store, found, db)
     for workload in without:
-        typer.echo(f"evo: nothing won for {workload}: no variant of it is exported", err=True)
+        say(f"evo: nothing won for {workload}: no variant of it is exported", err=True)
     return winners
 
 
@@ -288,9 +288,9 @@ def import_workloads(
         print_json({"jobs": written, "taken": taken, "refused": refused})
         return
     for refusal in refused:
-        typer.echo(f"left out: {_refusal_text(refusal)}", err=True)
+        say(f"left out: {_refusal_text(refusal)}", err=True)
     for file_name, keys in written.items():
-        typer.echo(f"{file_name}: {len(keys)} workloads; search them with:  evo search {file_name}")
+        say(f"{file_name}: {len(keys)} workloads; search them with:  evo search {file_name}")
 
 
 def _refusal_text(refusal: Refusal) -> str:

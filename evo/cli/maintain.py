@@ -10,6 +10,7 @@ import typer
 from rich.filesize import decimal
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
+from evo.cli.tables import say
 from evo.errors import UsageError
 from evo.lineage.database import back_up, locate, shown, translated
 from evo.lineage.merge import merge as merge_store
@@ -53,15 +54,15 @@ def prune(
         print_json(done, dry_run=dry_run, skipped=busy)
         return
     for name in busy:
-        typer.echo(f"left alone: {name} is being searched", err=True)
+        say(f"left alone: {name} is being searched", err=True)
     went, gone = ("would go from", "would be freed") if dry_run else ("went from", "freed")
-    typer.echo(
+    say(
         f"{done.sources} sources, {done.binaries} binaries and the samples of {done.samples} timings {went}"
         f" {counted(len(names), 'run')}; {done.artefacts} stored files that nothing else needs, {decimal(done.bytes)} {gone}"
     )
-    typer.echo(f"{done.kept} candidates keep everything: winners, finalists, leaders and all their ancestors")
+    say(f"{done.kept} candidates keep everything: winners, finalists, leaders and all their ancestors")
     if done.bytes and not dry_run:
-        typer.echo(f"the file becomes smaller with: {command_line(db, 'vacuum')}")
+        say(f"the file becomes smaller with: {command_line(db, 'vacuum')}")
 
 
 def vacuum(db: Db = DEFAULT_DB, json: Json = False) -> None:
@@ -74,7 +75,7 @@ def vacuum(db: Db = DEFAULT_DB, json: Json = False) -> None:
     if json:
         print_json({"before": before, "after": after})
     else:
-        typer.echo(f"{decimal(before)} before, {decimal(after)} now")
+        say(f"{decimal(before)} before, {decimal(after)} now")
 
 
 def merge(
@@ -91,12 +92,12 @@ def merge(
     if json:
         print_json(done)
         return
-    typer.echo(
+    say(
         f"{counted(len(done.added), 'run')} added, {len(done.continued)} continued, {len(done.unchanged)} there already;"
         f" {counted(done.candidates, 'candidate')} copied"
     )
     for name, new in done.renamed.items():
-        typer.echo(f"{name} is called {new} here: there is another run of its name")
+        say(f"{name} is called {new} here: there is another run of its name")
 
 
 def backup(
@@ -118,7 +119,7 @@ def backup(
     if json:
         print_json({"file": str(made), "bytes": size})
     else:
-        typer.echo(f"{made}: {decimal(size)}")
+        say(f"{made}: {decimal(size)}")
 
 
 def _must_be_a_database(db: str) -> None:

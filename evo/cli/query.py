@@ -11,7 +11,7 @@ import typer
 
 from evo.analysis.sql import Selection, select_sql
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.tables import cell, make_table
+from evo.cli.tables import cell, make_table, say
 from evo.lineage.store import Store
 from evo.report.text import visible
 
@@ -42,7 +42,7 @@ def query(
     if format is Format.CSV:
         typer.echo(_csv(found), nl=False)
     elif not found.rows:
-        typer.echo("evo: no rows", err=True)  # a line of names alone looks like a row
+        say("evo: no rows", err=True)  # a line of names alone looks like a row
     else:
         columns = zip(found.columns, zip(*found.rows, strict=True), strict=True)
         numbers = {name for name, column in columns if any(isinstance(value, int | float) for value in column)}
@@ -52,7 +52,7 @@ def query(
             table.add_row(*map(cell, row))
         make_console().print_table(table)
     if found.cut:
-        typer.echo(f"evo: there are more rows than the {limit} shown; ask for more with --limit", err=True)
+        say(f"evo: there are more rows than the {limit} shown; ask for more with --limit", err=True)
 
 
 def _plain(value: Any) -> Any:

@@ -9,11 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import RunSummary, find_run, list_runs
 from evo.cli.options import command_line
+from evo.cli.tables import say
 from evo.errors import EvoError, UnknownNameError, UsageError
 from evo.evaluation import Check
 from evo.lineage.store import Store
@@ -100,7 +99,7 @@ def look(trust: bool, *kernels: tuple[str, str]) -> None:
             recorded_kernel(name, digest)
         except EvoError as error:
             if trust or type(error) is UsageError:  # others are as little here with --trust
-                typer.echo(f"evo: {error}", err=True)
+                say(f"evo: {error}", err=True)
 
 
 def workload_of(record: CandidateRecord, digest: str | None = None) -> Workload:

@@ -26,7 +26,7 @@ from evo.analysis.replay import Replay, Score, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, make_console, parse_sampler_options, print_json
 from evo.cli.screen import LINE_EVERY_S
-from evo.cli.tables import figure, make_table
+from evo.cli.tables import figure, make_table, say
 from evo.errors import EvoError, UsageError
 from evo.lineage.database import check_folder
 from evo.report.text import counted, duration
@@ -74,7 +74,7 @@ def replay(
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the processes have ended: another interrupt ends the command at once
         interrupted = True
         done = sum(map(len, found.values()))
-        typer.echo(f"evo: interrupted; the scores are those of {done} of {len(asked)} replays", err=True)
+        say(f"evo: interrupted; the scores are those of {done} of {len(asked)} replays", err=True)
     scores = [judge(path, name, found[path, name]) for path, name in pairs if (path, name) in found]
     means = [mean_of(name, scores) for name in dict.fromkeys(s.sampler for s in scores)]
     figures = _draw(plot, found) if plot is not None else []
@@ -105,14 +105,14 @@ def _print(
     make_console().print_table(table)
     if reasons := {s.space: s.reason for s in scores if s.reason}:
         for name, reason in reasons.items():
-            typer.echo(f"{name}: n/a, since {reason}")
+            say(f"{name}: n/a, since {reason}")
         if len(spaces) > 1:
-            typer.echo(f"{counted(len(reasons), 'space')} of {len(spaces)} left out of the means")
+            say(f"{counted(len(reasons), 'space')} of {len(spaces)} left out of the means")
     repeats = f"{f'{min(made)} to ' if len(made) > 1 else ''}{counted(max(made), 'repeat')}"
     told = f"{repeats}, {in_flight} in flight; score: 0 is random search on average, 1 the best at once"
-    typer.echo(told if min(made) >= _ENOUGH else f"{told}; so few say little: they differ by tenths")
+    say(told if min(made) >= _ENOUGH else f"{told}; so few say little: they differ by tenths")
     if figures:
-        typer.echo(f"{plot}: {counted(len(figures), 'figure')}, as SVG and as PNG")
+        say(f"{plot}: {counted(len(figures), 'figure')}, as SVG and as PNG")
 
 
 def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str, dict[str, object]]:
@@ -173,7 +173,7 @@ def _told(futures: Collection[Future[Replay]]) -> Iterator[Future[Replay]]:
         if now - told_s >= (LINE_EVERY_S if now - began < 60 else 12 * LINE_EVERY_S):
             told_s = now
             left = f", about {duration((now - began) * (len(futures) / number - 1))} left" if number else ""
-            typer.echo(f"evo: {number} of {len(futures)} replays are done{left}", err=True)
+            say(f"evo: {number} of {len(futures)} replays are done{left}", err=True)
 
 
 def _begin() -> None:

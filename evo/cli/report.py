@@ -14,6 +14,7 @@ import typer
 
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, Trust, lasting_db, print_json
 from evo.cli.recorded import look
+from evo.cli.tables import say
 from evo.lineage.database import locate
 from evo.lineage.store import Store
 
@@ -60,10 +61,10 @@ def report(
             }
         )
         return
-    typer.echo(f"{data.run.name}: {title}")
-    typer.echo(f"{out}: {size / 1e3:,.0f} kB, one file that needs no network")
+    say(f"{data.run.name}: {title}")
+    say(f"{out}: {size / 1e3:,.0f} kB, one file that needs no network")
     if figures is not None:
-        typer.echo(f"{figures}: {len(written)} files of {sum(p.suffix == '.svg' for p in written)} figures")
+        say(f"{figures}: {len(written)} files of {sum(p.suffix == '.svg' for p in written)} figures")
 
 
 def dashboard(
@@ -109,14 +110,14 @@ def _print_addresses(url: str, trials: Any, has_optuna: bool, host: str, *, json
     if json:
         print_json({"url": url, "optuna": f"{url}dashboard" if has_optuna else None, "journal": journal})
         return
-    typer.echo(f"serving {url}  (Ctrl-C ends it)")
+    say(f"serving {url}  (Ctrl-C ends it)")
     if has_optuna:
-        typer.echo(f"trials in Optuna's dashboard: {url}dashboard; its storage: {journal}")
+        say(f"trials in Optuna's dashboard: {url}dashboard; its storage: {journal}")
     else:
-        typer.echo(
+        say(
             "Optuna's dashboard is not installed, so trials are not shown; with it: pip install 'evo-kernels[dashboard]'"
         )
     with suppress(ValueError):  # a name
         if host == "localhost" or ipaddress.ip_address(host).is_loopback:
             return
-    typer.echo(f"evo: everyone who can reach {host} can read the whole database; there is no password", err=True)
+    say(f"evo: everyone who can reach {host} can read the whole database; there is no password", err=True)

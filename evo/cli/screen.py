@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -25,7 +24,7 @@ from evo.analysis.finals import RunFinals
 from evo.analysis.runs import MILESTONES, read_history
 from evo.cli.best import print_finals
 from evo.cli.options import command_line
-from evo.cli.tables import Terminal, make_table, timing_record
+from evo.cli.tables import Terminal, make_table, say, timing_record
 from evo.evaluation import PASSED, Costs, Status, Timing
 from evo.executors import InFlight
 from evo.lineage.models import public_id
@@ -211,7 +210,7 @@ class CheckLines:
         if work is not None and work.seconds >= LONG_S:
             values = " ".join(f"{k}={v}" for k, v in changes.items())
             text += f"; waiting for {work.workload}{values and f' with {values}'}: {told(work)}"
-        typer.echo(f"evo: {text}", err=True)
+        say(f"evo: {text}", err=True)
 
 
 def _about(found: Improvement) -> str:

@@ -36,7 +36,7 @@ from evo.cli.options import (
 )
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.screen import ENDING, JsonLog, LiveScreen, PlainLines, outcome_record, print_outcome
-from evo.cli.tables import Terminal, brief_workload
+from evo.cli.tables import Terminal, brief_workload, say
 from evo.errors import DeviceError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.executors import AskedTarget, Executor, find_executor
 from evo.export import MANIFEST, check_replaceable, read_manifest
@@ -126,13 +126,13 @@ def open_workers(target: str, db: str, job: Mapping[str, Any] | None = None) -> 
     if name != "local" and job.get("builders") is not None:
         raise UsageError("--builders is of this machine; workers of a cluster are started with their own")
     if scheduler and scheduler.startswith("tcp://") and not _LOOPBACK.match(scheduler):
-        typer.echo(
+        say(
             f"evo: the scheduler at {scheduler} is used without TLS: whoever reaches it or its workers can run code there,"
             " and read what is sent (docs/scaling.md)",
             err=True,
         )
     if cluster or scheduler:
-        typer.echo(f"evo: the search begins when workers with a device have come to {cluster or scheduler}", err=True)
+        say(f"evo: the search begins when workers with a device have come to {cluster or scheduler}", err=True)
     return open_executor(
         target, cache_dir(db), job.get("builders"), job.get("devices"), name=name, scheduler=str(cluster or scheduler or "")
     )
@@ -227,7 +227,7 @@ def search(
         if begun is not None and begun.status is RunStatus.FINISHED:
             shown, longer = (command_line(db, verb, begun.name) for verb in ("show", "resume"))
             finished = f"run {begun.name} of {kernel} is finished: {shown}"
-            typer.echo(f"evo: {finished}; to search on: {longer} --budget ...", err=True)
+            say(f"evo: {finished}; to search on: {longer} --budget ...", err=True)
             continue
         limits = job.get("budget"), job.get("evaluations")
         opened = open_again(begun.name, db, *limits, job) if begun else open_search(job, db)
@@ -238,7 +238,7 @@ def search(
         except EvoError as error:
             if len(jobs) == 1:
                 raise
-            typer.echo(f"evo: {error}", err=True)  # the others have their turns
+            say(f"evo: {error}", err=True)  # the others have their turns
             failed = failed or error.exit_code
             continue
         records.append(record)
@@ -536,7 +536,7 @@ def _recorded_in(db: str) -> Iterator[Store | None]:
         except EmptyError:
             pass
         except OlderSchemaError as error:
-            typer.echo(f"evo: earlier runs are not looked at: {error}", err=True)
+            say(f"evo: earlier runs are not looked at: {error}", err=True)
         yield store
 
 
@@ -577,7 +577,7 @@ def _carry_out(
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is to close what is open
         place = [word for name in _PLACE if job.get(name) for word in (f"--{name}", str(job[name]))]
         command = command_line(db, *(again or ("resume", run.name, *place)))
-        typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
+        say(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
     kernel = load_kernel(run.spec.kernel)
     found = read_run_finals(store, run.name, kernel.ceilings)

@@ -3,12 +3,14 @@
 Values come out of databases and files: nothing in them is markup, and none of them moves the cursor.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import typer
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -36,6 +38,11 @@ def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
 def unless_busy(gain: str, disturbed: bool) -> str:
     """A speed-up or a gain; if it was disturbed, the mark that `say_disturbed` explains in place of the figure."""
     return marked("too busy", disturbed) if disturbed else gain
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """A line on standard output or the standard error stream; what does not print in it is shown as its escape."""
+    typer.echo(visible(str(text), lines=True), err=err)
 
 
 def cell(value: Any) -> Text:
@@ -80,7 +87,12 @@ def make_table(*headings: str, fold: bool = True) -> Table:
 
 
 class Terminal(Console):
-    """Where a command prints. What it prints comes from databases and files, too: nothing in it is markup."""
+    """Where a command prints. What it prints comes from databases and files, too: nothing in it is markup, and only rich
+    itself moves the cursor."""
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for part in super().render(renderable, options):
+            yield part if part.control else Segment(visible(part.text, lines=True), part.style)
 
     def on_broken_pipe(self) -> None:
         """Rich would end the process with exit code 1. Raises BrokenPipeError."""

@@ -5,23 +5,26 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from sqlalchemy import JSON, Column, Connection, Table, and_, delete, exc, insert, select, update
+from sqlalchemy.orm import aliased
 
 from evo.errors import EvoError, StoreError
 from evo.evaluation import PASSED, Status
 from evo.lineage import RunStatus
 from evo.lineage import models as m
-from evo.lineage.database import first_line
+from evo.lineage.database import Location, connect, first_line, translated
 from evo.lineage.liveness import write_alone
 from evo.lineage.models import ORDERS_PER_RUN, key_range
 from evo.lineage.read import read_artefacts, read_details, read_evaluations, read_run, rows_of
 from evo.lineage.store import Store
 from evo.lineage.write import Row, insert_rows, is_run_name, known_artefacts
 from evo.problem.genome import Genome
+from evo.problem.kernel import DTYPE_BYTES
 from evo.problem.space import Value
 
 _ROWS_AT_ONCE = 1000
@@ -147,38 +150,23 @@ class _Merging:
         """All that belongs to a run, by its keys there and here. orders: of the candidates that are here already, None for a
         new run; what belongs to them is made anew, but a source that was pruned here stays so."""
         shift, theirs = (new - key) * ORDERS_PER_RUN, key_range(key)
-        self._refuse_dangling(theirs)
-        found = _rows(self._theirs, _TASK, select(_TASK).where(_TASK.c.run_id == key))
-        tasks = [_checked(_TASK, row) | {"run_id": new} for row in found]
+        _refuse_dangling(self._theirs, theirs)
+        tasks = [row | {"run_id": new} for rows in _chunks(self._theirs, _TASK, key) for row in rows]
         if orders is None:
             self._insert(_TASK, tasks, shift)
         else:
             self._erase(new, tasks, shift)
-        c = _CANDIDATE.c
-        originals_first = (c.same_code_as_id.is_not(None), c.id)  # a duplicate refers to one of them, perhaps a later one
-        for rows in self._chunks(_CANDIDATE, select(_CANDIDATE).where(c.id.between(*theirs)).order_by(*originals_first)):
+        for rows in _chunks(self._theirs, _CANDIDATE, key):
             lacking = [row | {"run_id": new} for row in rows if row["order"] not in (orders or ())]
             self._insert(_CANDIDATE, lacking, shift)
             self.report.candidates += len(lacking)
         for table in _PARTS:
-            for rows in self._chunks(table, select(table).where(table.c[_KEYS[table.name][0]].between(*theirs))):
+            for rows in _chunks(self._theirs, table, key):
                 self._insert(table, rows, shift)
-        # In the order they were recorded, which tells one of its finals from the next.
-        for rows in self._chunks(_TIMING, select(_TIMING).where(_TIMING.c.run_id == key).order_by(_TIMING.c.id)):
+        for rows in _chunks(self._theirs, _TIMING, key):
             for row in rows:
                 del row["id"]
             self._insert(_TIMING, [row | {"run_id": new} for row in rows], shift)
-
-    def _refuse_dangling(self, theirs: tuple[int, int]) -> None:
-        """Raises _Fault for a row that refers to a candidate which is not there. theirs: keys of the run's candidates."""
-        other = _CANDIDATE.alias("other")
-        for table in (_CANDIDATE, *_PARTS, _TIMING):
-            first, *others = (table.c[name] for name in _KEYS[table.name])
-            for column in others or (first,):
-                there = select(other.c.id).where(other.c.id == column).correlate(table).exists()
-                query = select(table).where(first.between(*theirs), column.is_not(None), ~there).limit(1)
-                for row in _rows(self._theirs, table, query):
-                    raise _Fault(f"{_name(table, row)} refers to candidate {row[column.name]}, which is not there")
 
     def _erase(self, run_id: int, tasks: list[Row], shift: int) -> None:
         """Takes away what belongs to a run's candidates, and gives its tasks the winners of the source."""
@@ -196,7 +184,7 @@ class _Merging:
         wanted = {digest for digest in referred if digest is not None}
         while lacking := wanted - known_artefacts(self._ours, wanted):
             artefacts = [dict(row._mapping) for row in rows_of(self._theirs, select(_ARTEFACT), lacking, _ARTEFACT.c.sha256)]
-            self._prove_artefacts(artefacts)
+            _prove_artefacts(self._theirs, artefacts)
             insert_rows(self._ours, "artefact", artefacts)
             self.report.artefacts += len(artefacts)
             wanted = {artefact["base_sha"] for artefact in artefacts} - {None}
@@ -204,28 +192,17 @@ class _Merging:
             row |= {name: row[name] + shift for name in _KEYS[table.name] if row[name] is not None}
         insert_rows(self._ours, table.name, rows)
 
-    def _prove_artefacts(self, artefacts: list[Row]) -> None:
-        """Raises unless each is what its digest says, and packed as `evo.lineage.write.Bases` does it: the base of none has
-        a base itself."""
-        bases = {row["base_sha"] for row in artefacts} - {None}
-        whole = select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.base_sha.is_(None))
-        lost = bases - {row.sha256 for row in rows_of(self._theirs, whole, bases, _ARTEFACT.c.sha256)}
-        for row in artefacts:
-            _check(_ARTEFACT, row, name := f"stored file {row['sha256']}")
-            if row["base_sha"] in lost:
-                raise _Fault(f"{name} is packed against {row['base_sha']}, which is not there as a whole")
-        try:
-            content = read_artefacts(self._theirs, [row["sha256"] for row in artefacts])
-        except EvoError as error:
-            raise _Fault(str(error)) from None
-        for digest, data in content.items():
-            if hashlib.sha256(data).hexdigest() != digest:
-                raise _Fault(f"stored file {digest} has another content than its digest says")
 
-    def _chunks(self, table: Table, query: Any) -> Iterator[list[Row]]:
-        rows = _rows(self._theirs, table, query)
-        while some := [_checked(table, row) for row in islice(rows, _ROWS_AT_ONCE)]:
-            yield some
+def _chunks(connection: Connection, table: Table, run_id: int) -> Iterator[list[Row]]:
+    """The rows of a run, each as evo records one. Raises _Fault."""
+    column = table.c["run_id" if table in (_TASK, _TIMING) else _KEYS[table.name][0]]
+    within = column == run_id if table in (_TASK, _TIMING) else column.between(*key_range(run_id))
+    c = _CANDIDATE.c
+    # A duplicate refers to a candidate that may be a later one. The order of timings tells one final from the next.
+    order = {_CANDIDATE: (c.same_code_as_id.is_not(None), c.id), _TIMING: (_TIMING.c.id,)}.get(table, ())
+    rows = _rows(connection, table, select(table).where(within).order_by(*order))
+    while some := [_checked(table, row) for row in islice(rows, _ROWS_AT_ONCE)]:
+        yield some
 
 
 def _rows(connection: Connection, table: Table, query: Any) -> Iterator[Row]:
@@ -301,6 +278,12 @@ def _wrong(column: Column[Any], value: Any) -> str:
 _OPTIONS = {"sampler": dict, "fixed": dict, "starts": list, "origins": list, "finalists": int, "missing_kinds": dict}
 """Kinds of a run's options that continuing it relies on."""
 
+_INTERVALS = (("low_us", "median_us", "high_us"), ("ratio_low", "ratio", "ratio_high"))
+_SLACK = 0.01
+"""How far a median may be outside of its own interval, which is drawn at random."""
+_FAR = 10.0
+"""Factor between a ratio and that of two medians which no disturbance of an honest race explains."""
+
 
 def _broken_rules(table: Table, row: Row) -> Iterator[str]:
     """Holds a row to what `evo.evaluation` and `evo.lineage.write` do, beside the kind of its values."""
@@ -310,6 +293,9 @@ def _broken_rules(table: Table, row: Row) -> Iterator[str]:
     if table is _RUN:
         if not is_run_name(row["name"]):
             yield f"has the name {row['name']!r:.80}, which none may have"
+        # Targets and samplers may be of another version of evo, or of its plug-ins: what needs one says if it is not there.
+        if other := next((name for name in ("target", "sampler") if not is_run_name(row[name])), None):
+            yield f"has the {other} {row[other]!r:.80}, which none may be called"
         if row["max_in_flight"] < 1:
             yield f"has {row['max_in_flight']} candidates in flight at most"
         if any(limit is not None and type(limit) not in (int, float) for limit in row["budget"].values()):
@@ -318,9 +304,13 @@ def _broken_rules(table: Table, row: Row) -> Iterator[str]:
             yield f"has the option {wrong[0]} {row['options'][wrong[0]]!r:.80}, which is no {_OPTIONS[wrong[0]].__name__}"
     if table is _TASK:
         dims, options = row["dims"].values(), row["options"].values()
-        if any(type(v) is not int for v in dims) or not all(isinstance(v, Value) for v in options):
+        if any(type(v) is not int or v < 0 for v in dims) or not all(isinstance(v, Value) for v in options):
             yield f"has dimensions {row['dims']} and options {row['options']}, which are of no workload"
+        if row["dtype"] not in DTYPE_BYTES:
+            yield f"has the dtype {row['dtype']!r:.80}, which no kernel has ({', '.join(DTYPE_BYTES)} are known)"
     if table is _CANDIDATE:
+        if row["id"] != row["run_id"] * ORDERS_PER_RUN + row["order"]:
+            yield f"has the id {row['id']}, which does not follow from its run {row['run_id']} and order {row['order']}"
         try:
             values = Genome.from_json(row["genome"]).items
         except EvoError as error:
@@ -330,16 +320,100 @@ def _broken_rules(table: Table, row: Row) -> Iterator[str]:
                 yield f"has a genome whose values are not all numbers and words: {row['genome']:.80}"
         if row["score"] is not None and (row["score"] == 0 or row["status"] not in PASSED):
             yield f"has the score {row['score']} with status {row['status']}"
-        if (row["status"] == Status.SAME_CODE) != ((same := row["same_code_as_id"]) is not None):
+        # A candidate that was refused as another one of its code was has that one's status.
+        same = row["same_code_as_id"]
+        if (same is None) if row["status"] == Status.SAME_CODE else (same is not None and row["status"] in PASSED):
             yield f"has status {row['status']}, and {'no' if same is None else 'a'} candidate of the same code"
     if table.name == "parentage" and row["parent_id"] >= row["child_id"]:
         yield f"names a parent that is not earlier: {row['parent_id'] % ORDERS_PER_RUN}"
     if table is _TIMING and (row["median_us"] <= 0 or row["ratio"] == 0):
         yield f"has a time of {row['median_us']} us and a ratio of {row['ratio']}"
+    for names in _INTERVALS if table is _TIMING else ():
+        low, middle, high = (row[name] for name in names)
+        if None not in (low, middle, high) and not low * (1 - _SLACK) <= middle <= high * (1 + _SLACK):
+            yield f"has the {names[1]} {middle}, which is not within {low} to {high}"
     keys = [row[name] for name in _KEYS.get(table.name, ()) if row[name] is not None]
     own = row.get("run_id", keys[0] // ORDERS_PER_RUN if keys else 0)
     if far := next((key for key in keys if key // ORDERS_PER_RUN != own), None):
         yield f"refers to candidate {far % ORDERS_PER_RUN} of another run"
+
+
+def find_fault(connection: Connection) -> str:
+    """What in a database is not as evo records it, and where; empty if all is. Reads all of it."""
+    where = ""
+    try:
+        for environment in _rows(connection, _ENVIRONMENT, select(_ENVIRONMENT)):
+            _checked(_ENVIRONMENT, environment)
+        for run in list(_rows(connection, _RUN, select(_RUN).order_by(_RUN.c.id))):
+            where = f"run {run['name']!r:.80}: "
+            _check(_RUN, run, "its row of table 'run'")
+            if connection.scalar(select(_ENVIRONMENT.c.id).where(_ENVIRONMENT.c.id == run["environment_id"])) is None:
+                raise _Fault(f"it is of environment {run['environment_id']}, which is not there")
+            for table in (_TASK, _CANDIDATE, *_PARTS, _TIMING):
+                for _ in _chunks(connection, table, run["id"]):
+                    pass
+            _refuse_dangling(connection, key_range(run["id"]))
+            _prove(connection, run["id"])
+        where = ""
+        for table in (_TASK, _CANDIDATE, _TIMING):
+            lost = select(table).where(table.c.run_id.not_in(select(_RUN.c.id))).limit(1)
+            for row in _rows(connection, table, lost):
+                raise _Fault(f"{_name(table, row)} is of run {row['run_id']}, which is not there")
+        artefacts = _rows(connection, _ARTEFACT, select(_ARTEFACT))
+        while some := list(islice(artefacts, _ROWS_AT_ONCE)):
+            _prove_artefacts(connection, some)
+    except _Fault as fault:
+        return f"{where}{fault}"
+    return ""
+
+
+def explain(error: Exception, *locations: Location) -> StoreError | None:
+    """What to raise in place of an error that a program did not expect, if one of these databases holds a row that is not as
+    evo records it."""
+    if not isinstance(error, ArithmeticError | AttributeError | LookupError | RecursionError | TypeError | ValueError):
+        return None
+    for location in locations:
+        engine, fault = connect(location, write=False), ""
+        with suppress(EvoError), translated(location), engine.connect() as connection:
+            fault = find_fault(connection)
+        engine.dispose()
+        if fault:
+            return StoreError(
+                f"{location} holds what evo does not record there: {fault}; correct or delete that row, go back to a"
+                " backup, or name another database with --db"
+            )
+    return None
+
+
+def _refuse_dangling(connection: Connection, within: tuple[int, int]) -> None:
+    """Raises _Fault for a row that refers to a candidate which is not there. within: keys of the run's candidates."""
+    other = _CANDIDATE.alias("other")
+    for table in (_CANDIDATE, *_PARTS, _TIMING):
+        first, *others = (table.c[name] for name in _KEYS[table.name])
+        for column in others or (first,):
+            there = select(other.c.id).where(other.c.id == column).correlate(table).exists()
+            query = select(table).where(first.between(*within), column.is_not(None), ~there).limit(1)
+            for row in _rows(connection, table, query):
+                raise _Fault(f"{_name(table, row)} refers to candidate {row[column.name]}, which is not there")
+
+
+def _prove_artefacts(connection: Connection, artefacts: list[Row]) -> None:
+    """Raises _Fault unless each is what its digest says, and packed as `evo.lineage.write.Bases` does it: the base of none
+    has a base itself."""
+    bases = {row["base_sha"] for row in artefacts} - {None}
+    whole = select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.base_sha.is_(None))
+    lost = bases - {row.sha256 for row in rows_of(connection, whole, bases, _ARTEFACT.c.sha256)}
+    for row in artefacts:
+        _check(_ARTEFACT, row, name := f"stored file {row['sha256']}")
+        if row["base_sha"] in lost:
+            raise _Fault(f"{name} is packed against {row['base_sha']}, which is not there as a whole")
+    try:
+        content = read_artefacts(connection, [row["sha256"] for row in artefacts])
+    except EvoError as error:
+        raise _Fault(str(error)) from None
+    for digest, data in content.items():
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise _Fault(f"stored file {digest} has another content than its digest says")
 
 
 def _prove(connection: Connection, run_id: int) -> None:
@@ -363,6 +437,13 @@ def _prove(connection: Connection, run_id: int) -> None:
     unheld = select(t.candidate_id).where(t.run_id == run_id, t.candidate_id.is_not(None), t.round > 0, ~passed.exists())
     if (key := connection.scalar(unheld.limit(1))) is not None:
         raise _Fault(f"candidate {key % ORDERS_PER_RUN} has the time of a final that it did not pass")
+    beside = aliased(t)  # the reference, which has no ratio
+    raced = and_(t.run_id == run_id, t.round == 0, beside.run_id == run_id, beside.round == 0, beside.ratio.is_(None))
+    raced &= and_(*(getattr(beside, name) == getattr(t, name) for name in ("candidate_id", "workload", "protocol", "stage")))
+    factor = t.ratio * beside.median_us / t.median_us
+    odd = select(t.candidate_id % ORDERS_PER_RUN, t.ratio, t.median_us, beside.median_us).where(raced)
+    if (odds := connection.execute(odd.where(~factor.between(1 / _FAR, _FAR)).limit(1)).first()) is not None:
+        raise _Fault("a timing of candidate {} has the ratio {}, and its medians are {} us and {} us".format(*odds))
     timed = select(t.id).where(t.run_id == run_id, t.candidate_id == i.winner_id, t.task == i.number)
     timed = timed.where(t.contender == "candidate", t.ratio.is_not(None))
     held = select(f.round).where(f.candidate_id == c.id).exists()

@@ -35,6 +35,9 @@ from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
 from evo.lineage.write import Bases, check_name, clean_text, insert_candidate, insert_final, insert_run, insert_timings
 
+OPENED: set[Location] = set()
+"""What the command that runs has opened."""
+
 _AWAY_S = 600.0
 _PAUSE_S = 1.0
 _COUNT = select(func.count()).select_from(m.Candidate).where(m.Candidate.run_id == bindparam("counted"))
@@ -87,6 +90,7 @@ class Store:
                 if write:  # of a file this is the only writer
                     with engine.begin() as connection:
                         release_dead_runs(connection)
+            OPENED.add(location)
             return cls(engine, location, closing.pop_all(), lock, writes=write)
 
     @classmethod

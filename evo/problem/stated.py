@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +83,7 @@ def _checked(kernel: Kernel, what: str, stated: Callable[..., Any], wrong: Calla
 
 def _sequence_of(kind: str, *, some: bool) -> Callable[..., str]:
     def wrong(kernel: Kernel, found: Any, *given: Any) -> str:
-        if not isinstance(found, Sequence) or any(type(x).__name__ != kind for x in found):
+        if not isinstance(found, Sequence) or isinstance(found, str) or any(type(x).__name__ != kind for x in found):
             return f"must return a sequence of {kind}s, and returns {_shown(found)}"
         return f"returns no {kind}" if some and not found else ""
 
@@ -142,11 +144,27 @@ def _wrong_tensor(argument: Any, tensor: Any, workload: Any) -> str:
 def _wrong_cost(kernel: Kernel, found: Any, workload: Any) -> str:
     if type(found).__name__ != "Cost":
         return f"must return a Cost, and returns {_shown(found)}"
-    if min(found.bytes, found.flops) < 0:
-        return f"returns {found} for {workload.key}: neither can be negative"
+    for name in ("bytes", "flops", "rate"):
+        value: Any = getattr(found, name)
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not 0 <= value <= sys.float_info.max:
+            return f"returns a Cost for {workload.key} whose {name} is {_shown(value)}, which is no number of 0 or more"
+    if not found.rate:
+        return f"returns {found} for {workload.key}: at a rate of 0 it never ends"
     if not found.bytes and not found.flops and all(size for _, size in workload.dims):
         return f"returns {found} for {workload.key}: what moves no byte takes no time"
     return ""
+
+
+def _wrong_plan(found: Any) -> str:
+    plans = found if isinstance(found, tuple | list) else (found,)
+    right = all(type(plan).__name__ == "LaunchPlan" for plan in plans)
+    return "" if right else f"must return a LaunchPlan or a tuple of them, and returns {_shown(found)}"
+
+
+def _wrong_tolerance(found: Any) -> str:
+    right = found is None or type(found).__name__ == "Tolerance"
+    return "" if right else f"must return a Tolerance or None, and returns {_shown(found)}"
 
 
 def _is(kind: type, what: str) -> Callable[..., str]:
@@ -161,7 +179,10 @@ def _shown(found: object) -> str:
 
 
 _WRONG: dict[str, Callable[..., str]] = {
-    **dict.fromkeys(("reference", "same_dtype", "plan", "compile_flags", "own_tolerance"), lambda *given: ""),
+    **dict.fromkeys(("reference", "same_dtype"), lambda *given: ""),
+    "plan": lambda kernel, found, *given: _wrong_plan(found),
+    "compile_flags": _sequence_of("str", some=False),
+    "own_tolerance": lambda kernel, found, *given: _wrong_tolerance(found),
     "inputs": _wrong_inputs,
     "cases": _sequence_of("Case", some=True),
     "neighbours": _sequence_of("Workload", some=False),

@@ -173,6 +173,27 @@ WRONG = {
         "the run is of environment 77, which is not there",
     ),
     "a final out of nowhere": ("DELETE FROM final", "candidate 8 has the time of a final that it did not pass"),
+    "a target that is no name": ("UPDATE run SET target = '../x'", "has the target '../x', which none may be called"),
+    "a sampler that is no name": ("UPDATE run SET sampler = ''", "has the sampler '', which none may be called"),
+    "a dtype of no kernel": ("UPDATE task SET dtype = 'float7'", "task 0 has the dtype 'float7', which no kernel has"),
+    "dims below 0": ("UPDATE task SET dims = '{\"rows\": -5}'", "task 0 has dimensions {'rows': -5}"),
+    "an interval that is upside down": (
+        "UPDATE timing SET low_us = 9, high_us = 1 WHERE candidate_id % 4294967296 = 1",
+        "which is not within 9.0 to 1.0",
+    ),
+    "a ratio outside of its interval": (
+        "UPDATE timing SET ratio = 3 * ratio_high WHERE candidate_id % 4294967296 = 1",
+        "a timing of candidate 1 has the ratio 1.38",
+    ),
+    "a ratio that the medians contradict": (
+        "UPDATE timing SET ratio = NULL, median_us = 1e6, high_us = 1e7"
+        " WHERE candidate_id % 4294967296 = 1 AND contender = 'torch'",
+        "a timing of candidate 1 has the ratio 0.45, and its medians are",
+    ),
+    "a key of another order": (
+        "UPDATE candidate SET \"order\" = 77 WHERE \"order\" = 8",
+        "which does not follow from its run",
+    ),
     "a broken seed": ("UPDATE run SET seed = 'x' WHERE name = 'first'", "the run has the seed 'x', which is no number"),
 }
 """Statements that make a run other than evo records it, with a part of the sentence that refuses it."""
@@ -200,6 +221,27 @@ def test_a_run_that_is_not_as_evo_records_one_is_refused_with_its_row_and_nothin
         assert str(caught.value).endswith("; nothing was changed")
         assert "\n" not in str(caught.value)
         assert contents(target) == expected
+
+
+def test_targets_and_samplers_of_another_version_are_taken(full: Store, tmp_path: Path) -> None:
+    """They are data: what needs one says that it is not there."""
+    assert full.path is not None
+    with sqlite3.connect(full.path) as connection:
+        connection.execute("UPDATE run SET target = 'npu', sampler = 'annealing', kernel = 'theirs'")
+        connection.execute("UPDATE candidate SET operator = 'transplant'")
+    connection.close()
+    with Store.open(tmp_path / "ours.db", write=True) as target:
+        assert merge(target, full).added == ["first", "second"]
+        assert (target.run("first").spec.target, target.run("first").spec.sampler) == ("npu", "annealing")
+
+
+def test_a_refused_candidate_of_a_code_that_was_refused_before_is_taken(full: Store, tmp_path: Path) -> None:
+    run = full.run("first")
+    full.set_status(run, RunStatus.RUNNING, elapsed_s=1.0)
+    full.add(run, s.ref(9), replace(s.refused(9), same_code_as=4), elapsed_s=9.0)
+    with Store.open(tmp_path / "ours.db", write=True) as target:
+        assert merge(target, full).added == ["first", "second"]
+        assert target.evaluations(target.run("first"))[9].evaluation.same_code_as == 4
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ def kernel_with(folder: Path, field: str, signature: str, body: str) -> Path:
     """The toy kernel with a function of its author's in a field; whose line 39 is the function's first."""
     write_kernel(folder)
     text = (folder / "kernel.py").read_text()
-    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(f"    {field}=lambda")]
+    given = (f"    {field}=lambda", f"    {field}={field},")
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(given)]
     stated = f"def mine({signature}):\n    {body}\n\n\n"
     value = "(Baseline(name='torch', role='reference', call=mine),)" if field == "baselines" else "mine"
     text = "".join(lines).replace("import Argument,", "import Argument, Baseline, Cost,")
@@ -43,6 +44,9 @@ CALLS: dict[str, tuple[str, Callable[[Kernel], Any]]] = {
     "reference": ("inputs, workload", expect),
     "baselines": ("inputs, workload", expect),
     "cost": ("workload", lambda k: k.cost(k.example("cpu"))),
+    "plan": ("target, point, workload", lambda k: k.plans("cpu", {}, k.example("cpu"))),
+    "compile_flags": ("target, point", lambda k: k.compile_flags("cpu", {})),
+    "own_tolerance": ("workload, output", lambda k: k.own_tolerance(k.example("cpu"), "y")),
 }
 
 RETURNS = [
@@ -64,6 +68,21 @@ RETURNS = [
     ("baselines", "None", "the reference baseline 'torch' returns no tensor for 'y', but None"),
     ("cost", "None", "`cost` must return a Cost, and returns None"),
     ("cost", "Cost(bytes=0, flops=0)", "what moves no byte takes no time"),
+    ("cost", "Cost(bytes='x', flops=0)", "returns a Cost for n=4096,dtype=float32 whose bytes is 'x', which is no number"),
+    ("cost", "Cost(bytes=4, flops=float('nan'))", "whose flops is nan, which is no number of 0 or more"),
+    ("cost", "Cost(bytes=None, flops=4)", "whose bytes is None, which is no number of 0 or more"),
+    ("cost", "Cost(bytes=True, flops=4)", "whose bytes is True, which is no number of 0 or more"),
+    ("cost", "Cost(bytes=float('inf'), flops=4)", "whose bytes is inf, which is no number of 0 or more"),
+    ("cost", "Cost(bytes=10**400, flops=4)", "whose bytes is 1000"),
+    ("cost", "Cost(bytes=-1, flops=4)", "whose bytes is -1, which is no number of 0 or more"),
+    ("cost", "Cost(bytes=__import__('torch').ones(1), flops=4)", "whose bytes is tensor([1.]), which is no number"),
+    ("cost", "Cost(bytes=4, flops=4, rate='x')", "whose rate is 'x', which is no number of 0 or more"),
+    ("cost", "Cost(bytes=4, flops=4, rate=0)", "at a rate of 0 it never ends"),
+    ("plan", "None", "`plan` must return a LaunchPlan or a tuple of them, and returns None"),
+    ("plan", "(3,)", "`plan` must return a LaunchPlan or a tuple of them, and returns (3,)"),
+    ("compile_flags", "'-O3'", "`compile_flags` must return a sequence of strs, and returns '-O3'"),
+    ("compile_flags", "[3]", "`compile_flags` must return a sequence of strs, and returns [3]"),
+    ("own_tolerance", "0.1", "`own_tolerance` must return a Tolerance or None, and returns 0.1"),
 ]
 
 
