@@ -125,18 +125,16 @@ def _answer(words: Sequence[str]) -> int:
         with suppress(OSError):  # it would be tried again at the end of the process
             sys.stdout.close()
         return 1
-    except EvoError as error:
-        _complain(f"{error}")
-        return error.exit_code
     except Exception as error:
-        if "evo.lineage.store" not in sys.modules:
-            raise
-        from evo.lineage.merge import explain
+        explained: Exception | None = None
+        if "evo.lineage.store" in sys.modules:
+            from evo.lineage.merge import explain
 
-        if (explained := explain(error, *sys.modules["evo.lineage.store"].OPENED)) is None:
+            explained = explain(error, *sys.modules["evo.lineage.store"].OPENED)
+        if not isinstance(told := explained or error, EvoError):
             raise
-        _complain(f"{explained}")
-        return int(explained.exit_code)
+        _complain(str(told))
+        return told.exit_code
 
 
 def _complain(sentence: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import JSON, Column, Connection, Table, and_, delete, exc, insert, select, update
 from sqlalchemy.orm import aliased
 
-from evo.errors import EvoError, StoreError
+from evo.errors import EngineError, EvoError, StoreError
 from evo.evaluation import PASSED, Status
 from evo.lineage import RunStatus
 from evo.lineage import models as m
@@ -368,9 +368,9 @@ def find_fault(connection: Connection) -> str:
 
 
 def explain(error: Exception, *locations: Location) -> StoreError | None:
-    """What to raise in place of an error that a program did not expect, if one of these databases holds a row that is not as
-    evo records it."""
-    if not isinstance(error, ArithmeticError | AttributeError | LookupError | RecursionError | TypeError | ValueError):
+    """What to say in place of an error that evo alone could be at fault for, if one of these databases holds a row that is
+    not as evo records it."""
+    if isinstance(error, EvoError | OSError) and not isinstance(error, EngineError):
         return None
     for location in locations:
         engine, fault = connect(location, write=False), ""
