@@ -256,8 +256,8 @@ SPACE = ROOT / "benchmarks" / "spaces" / "layernorm-4096x4096-float16-H200.t4.js
 @pytest.mark.slow
 @pytest.mark.parametrize(("interrupts", "apart_s"), [(1, 0.0), (2, 0.0), (2, 0.5)])
 def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts: int, apart_s: float) -> None:
-    command = [sys.executable, "-m", "evo", "replay", str(SPACE), "--repeats", "500", "--samplers", "random", "--jobs", "2"]
-    process = subprocess.Popen(
+    command = [sys.executable, "-m", "evo", "replay", str(SPACE), "--repeats", "5000", "--samplers", "random", "--jobs", "2"]
+    with subprocess.Popen(
         command,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -265,24 +265,24 @@ def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts:
         text=True,
         process_group=0,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert process.stderr is not None
-    said = next(line for line in process.stderr if not line.startswith("evo: 0 of"))
-    assert " of 500 replays are done, about " in said
-    children = psutil.Process(process.pid).children(recursive=True)
-    for n in range(interrupts):
-        time.sleep(apart_s if n else 0.0)
-        if process.poll() is None:  # the first may have ended it
-            os.killpg(process.pid, signal.SIGINT)  # as ^C does
-    began = time.monotonic()
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode in ((130,) if interrupts == 1 else (130, -signal.SIGINT))
-    assert time.monotonic() - began < 10
-    assert "Traceback" not in err
-    if interrupts == 1:
-        interrupted = re.search(r"evo: interrupted; the scores are those of (\d+) of 500 replays", err)
-        assert interrupted
-        assert f"\n{interrupted[1]} repeats, 1 in flight" in out
-        assert int(interrupted[1]) < 500
-        assert SPACE.name in out
+    ) as process:
+        assert process.stderr is not None
+        said = next((line for line in process.stderr if not line.startswith("evo: 0 of")), "nothing")
+        assert " of 5000 replays are done, about " in said
+        children = psutil.Process(process.pid).children(recursive=True)
+        for n in range(interrupts):
+            time.sleep(apart_s if n else 0.0)
+            if process.poll() is None:  # the first may have ended it
+                os.killpg(process.pid, signal.SIGINT)  # as ^C does
+        began = time.monotonic()
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode in ((130,) if interrupts == 1 else (130, -signal.SIGINT))
+        assert time.monotonic() - began < 10
+        assert "Traceback" not in err
+        if interrupts == 1:
+            interrupted = re.search(r"evo: interrupted; the scores are those of (\d+) of 5000 replays", err)
+            assert interrupted
+            assert f"\n{interrupted[1]} repeats, 1 in flight" in out
+            assert int(interrupted[1]) < 5000
+            assert SPACE.name in out
     assert not psutil.wait_procs(children, timeout=30)[1]
