@@ -128,7 +128,7 @@ def _answer(words: Sequence[str]) -> int:
     except Exception as error:
         explained: Exception | None = None
         if "evo.lineage.store" in sys.modules:
-            from evo.lineage.merge import explain
+            from evo.lineage.faults import explain
 
             explained = explain(error, *sys.modules["evo.lineage.store"].OPENED)
         if not isinstance(told := explained or error, EvoError):

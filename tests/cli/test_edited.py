@@ -17,7 +17,7 @@ import pytest
 
 from evo.analysis.runs import find_best
 from evo.lineage.database import locate
-from evo.lineage.merge import explain
+from evo.lineage.faults import explain
 from evo.lineage.store import Store
 from tests.ended import run_python
 from tests.toy_kernel import write_kernel

@@ -15,8 +15,7 @@ from evo.analysis.finals import read_run_finals
 from evo.analysis.runs import list_runs
 from evo.errors import StoreError
 from evo.evaluation import Parent, Status
-from evo.lineage import RunStatus, Stage, read
-from evo.lineage import merge as merging
+from evo.lineage import RunStatus, Stage, faults, read
 from evo.lineage.merge import merge
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -296,7 +295,7 @@ def test_runs_of_both_are_there_with_everything_and_a_second_time_nothing_change
     where: str, full: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And there are more candidates than are copied at once."""
-    monkeypatch.setattr(merging, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(faults, "_ROWS_AT_ONCE", 7)
     monkeypatch.setattr(read, "_AT_ONCE", 5)
     with Store.open(where, write=True) as target:
         record(target, "mine", range(4))
