@@ -7,12 +7,13 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing import connection
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Annotated, NoReturn
 
 import numpy as np
@@ -144,11 +145,14 @@ def _replay_all(asked: Sequence[_Asked], jobs: int) -> Iterator[tuple[_Asked, Re
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of the processes, too: ^C is for the command
     try:
         futures = {pool.submit(replay_once, *one): one for one in asked}
+        done: SimpleQueue[Future[Replay]] = SimpleQueue()  # an interrupt within `as_completed` leaves futures locked
+        for future in futures:
+            future.add_done_callback(done.put)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if console.is_terminal:
-            made = track(as_completed(futures), "replaying", len(asked), console=console, transient=True)
+            made = track((done.get() for _ in futures), "replaying", len(asked), console=console, transient=True)
         else:
-            made = _told(futures)
+            made = _told(done, len(asked))
         for future in made:
             yield futures[future], future.result()
     except BrokenProcessPool as error:
@@ -162,18 +166,19 @@ def _replay_all(asked: Sequence[_Asked], jobs: int) -> Iterator[tuple[_Asked, Re
                     process.kill()
 
 
-def _told(futures: Collection[Future[Replay]]) -> Iterator[Future[Replay]]:
+def _told(done: SimpleQueue[Future[Replay]], total: int) -> Iterator[Future[Replay]]:
     """As they are done."""
-    pending, began = set(futures), time.monotonic()
-    told_s = began
-    while pending:
-        done, pending = wait(pending, timeout=LINE_EVERY_S, return_when=FIRST_COMPLETED)
-        yield from done
-        now, number = time.monotonic(), len(futures) - len(pending)
+    began = told_s = time.monotonic()
+    number = 0
+    while number < total:
+        with suppress(Empty):
+            yield done.get(timeout=LINE_EVERY_S)
+            number += 1
+        now = time.monotonic()
         if now - told_s >= (LINE_EVERY_S if now - began < 60 else 12 * LINE_EVERY_S):
             told_s = now
-            left = f", about {duration((now - began) * (len(futures) / number - 1))} left" if number else ""
-            say(f"evo: {number} of {len(futures)} replays are done{left}", err=True)
+            left = f", about {duration((now - began) * (total / number - 1))} left" if number else ""
+            say(f"evo: {number} of {total} replays are done{left}", err=True)
 
 
 def _begin() -> None:
