@@ -23,12 +23,17 @@ the others' turns, for milliseconds at each call."""
 
 _DEAR_FIXTURES = {"verdicts", "searched", "recorded", "several", "folder", "module", "toy", "launcher", "loaded", "trained"}
 """Of a file: what takes half a minute to set up is set up once, not by every worker."""
-_SEARCHES = {"test_search.py", "test_api.py"}
-"""Two searches at once disturb each other, and what was disturbed is timed again."""
-_LONGEST = ("test_dask.py", *_SEARCHES, "test_adversaries.py")
-"""They take minutes on one worker: begun last, they would keep all others waiting."""
-_LAUNCHED = {"test_calls.py", "test_native.py"}
-"""They take half a minute for each native launcher that they build; another worker that wants the same would wait for it."""
+_GROUPS = {
+    "test_dask.py": "dask",
+    "test_search.py": "searches",
+    "test_api.py": "searches",
+    "test_adversaries.py": "test_adversaries.py",
+    "test_calls.py": "launchers",
+    "test_native.py": "launchers",
+}
+"""Files whose tests all run on one worker. Two searches at once disturb each other, and what was disturbed is timed again;
+a native launcher takes half a minute to build, and another worker that wants the same would wait for it. They take minutes,
+so they begin first: begun last, they would keep all others waiting."""
 _RECORDED = "database"
 """The fixture of tests/report: what records runs and renders their pages for a quarter of a minute does so on one worker."""
 _APART = ("folder", "launcher", "loaded", "trained")
@@ -48,19 +53,15 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     for item in items:
-        if item.path.name in _SEARCHES:
-            item.add_marker(pytest.mark.xdist_group("searches"))
-        elif item.path.name == "test_dask.py":
-            item.add_marker(pytest.mark.xdist_group("dask"))
-        elif item.path.name in _LAUNCHED:
-            item.add_marker(pytest.mark.xdist_group("launchers"))
+        if group := _GROUPS.get(item.path.name):
+            item.add_marker(pytest.mark.xdist_group(group))
         elif _RECORDED in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("recorded"))
         elif _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             parts = [item.path.name, *(str(parameters[name]) for name in _APART if name in parameters)]
             item.add_marker(pytest.mark.xdist_group("-".join(parts)))
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
+    items.sort(key=lambda item: item.path.name not in _GROUPS)
     if not on_gpu:
         return
     try:
