@@ -97,7 +97,7 @@ def quiet(options: argparse.Namespace, folder: Path, winner: dict[str, Any]) -> 
         timings = found["workloads"][0]["timings"] if found else ()
         for t in timings:
             if t["contender"] == genome and not t["disturbed"]:
-                return {"speedup": 1 / t["ratio"], "low": 1 / t["ratio_high"], "high": 1 / t["ratio_low"]}
+                return {"speedup": t["speedup"], "low": t["speedup_low"], "high": t["speedup_high"]}
     return None
 
 
