@@ -467,7 +467,10 @@ class Faulty:
     def _verify(self, before: Mapping[int, str], tally: Tally) -> None:
         found = _rows(self._db)
         known = {**self._known, **before}
-        tally.lost += sum(found.get(order) != row for order, row in known.items())
+        lost = sum(found.get(order) != row for order, row in known.items())
+        tally.lost += lost
+        if lost:
+            tally.other.append(f"{lost} of {len(known)} rows are lost: {self._output.read_text(errors='replace')[-600:]}")
         with closing(sqlite3.connect(f"file:{self._db}?mode=ro", uri=True)) as connection:
             orders = [order for (order,) in connection.execute('SELECT "order" FROM candidate')]
             right = "status IN ('ok', 'same_code')"

@@ -113,6 +113,12 @@ def memory_checker(target: str) -> str:
     return choose_tools(target, "all")[0]
 
 
+def check_memory(request: Request, limit_s: float) -> Report:
+    """What the memory checker of the target finds. limit_s: for the process that it watches. Raises as `sanitize`."""
+    tool = memory_checker(request.target)
+    return sanitize(request, (tool,), seed=request.seed, limit_s=limit_s).reports[0]
+
+
 def find_compute_sanitizer() -> str:
     """Its path, from PATH or a toolkit's folder. Raises DeviceError."""
     name = "compute-sanitizer"

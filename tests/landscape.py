@@ -14,12 +14,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from evo.errors import DeviceError
 from evo.evaluation import Binary, Build, Check, Evaluation, Status, Timing
 from evo.executors import InFlight
 from evo.lineage import RunSpec
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
+from evo.sanitize import Report
 from evo.search.loop import Budget
 from evo.search.run import plan_run
 from evo.targets import find_target
@@ -79,7 +81,7 @@ def timing(workload: str, ratio: float, contender: str = "candidate", protocol: 
 class LandscapeExecutor:
     """Results arrive in an order of chance: `delays` seeds it. Nothing else depends on it. change: what is made of them."""
 
-    target, builders, devices, losses, here = find_target("cpu"), 8, 1, 0, False
+    target, builders, devices, losses = find_target("cpu"), 8, 1, 0
 
     def __init__(
         self, delays: int, longest_s: float = 0.004, change: Callable[[Any, Any], Any] = lambda request, found: found
@@ -124,6 +126,11 @@ class LandscapeExecutor:
             timings += [timing(key, 0.9 * ratio_of(g), n, "hot") for n, g, _ in request.contenders]
         timings += [timing(key, 1.0, "torch", "final"), timing(key, 0.4, "copy", "final")]
         return self._later(request, RaceResult(timings=tuple(timings)))
+
+    def check_memory(self, request: Request, limit_s: float) -> Future[Report]:
+        failed: Future[Report] = Future()
+        failed.set_exception(DeviceError("there is no memory checker of a landscape"))
+        return failed
 
     def in_flight(self) -> tuple[InFlight, ...]:
         return ()

@@ -6,9 +6,14 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from evo import cli
@@ -231,6 +236,24 @@ def test_an_honest_winner_is_checked_and_nothing_is_said_of_it(
     ended = run_here(capsys, *search_for(toy, "honest", tmp_path))
     assert ended.code == 0
     assert "memory errors" not in ended.out
+
+
+def test_the_checker_of_a_winner_ends_with_a_command_that_is_killed(toy: str, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    words = [sys.executable, "-m", "evo", *search_for(toy, "spins under the tool", tmp_path), "--sanitize-finals"]
+    with psutil.Popen(words, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, stdout=subprocess.DEVNULL) as command:
+        until, checkers = time.monotonic() + 60, []
+        while not checkers:
+            assert command.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+            found = command.children(recursive=True)
+            with suppress(psutil.Error):  # one that has just ended
+                checkers = [p for p in found if any("make_calls" in word for word in p.cmdline())]
+        command.kill()
+        _, alive = psutil.wait_procs(found, timeout=30)
+    assert not alive
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def told_as_unchecked(toy: str, mode: str, folder: Path, libasan: str = "", *options: str) -> str:

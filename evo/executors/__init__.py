@@ -20,6 +20,7 @@ from evo.evaluation import Build, Evaluation
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Limits, Workload
+from evo.sanitize import Report
 from evo.targets import DeviceInfo
 
 
@@ -88,8 +89,6 @@ class Executor(Protocol):
     left out."""
     losses: int
     """Processes, or workers of a cluster, that were lost while they had something to do."""
-    here: bool
-    """Whether the devices are this machine's."""
 
     def build(self, request: Request) -> Future[Build]:
         """Never fails for a fault of the candidate: that is a Build with another status."""
@@ -101,6 +100,11 @@ class Executor(Protocol):
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         """Likewise; the log of an empty result says what happened."""
+        ...
+
+    def check_memory(self, request: Request, limit_s: float) -> Future[Report]:
+        """See `evo.sanitize.check_memory`; in a process of its own, beside what is measured. What cannot be done there is an
+        EvoError of the future."""
         ...
 
     def in_flight(self) -> tuple[InFlight, ...]:

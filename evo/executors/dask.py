@@ -43,6 +43,7 @@ from evo.executors._device import deliver, failure
 from evo.executors.local import LocalExecutor
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import Limits, find_kernel, kernel_digest
+from evo.sanitize import Report
 from evo.targets import DeviceInfo, find_target
 
 _LOG = logging.getLogger("evo")
@@ -107,7 +108,8 @@ class _Job:
     """A request and the future that waits for its result; the task of the cluster that is at it."""
 
     request: Request | RaceRequest
-    building: bool
+    work: tuple[Any, ...]
+    """The name of the method of `Executor` that is asked for, and its arguments beyond the request."""
     generation: int = 0
     future: Future[Any] = field(default_factory=Future)
     task: Any = None
@@ -117,11 +119,13 @@ class _Job:
     attempts: int = 0
     since_s: float = field(default_factory=time.monotonic)
 
+    @property
+    def building(self) -> bool:
+        return self.work == ("build",)
+
 
 class DaskExecutor:
     """See `evo.executors.Executor`."""
-
-    here = False
 
     def __init__(self, target: str, config: ExecutorConfig) -> None:
         """Raises UsageError, DeviceError if the cluster cannot be used."""
@@ -161,13 +165,16 @@ class DaskExecutor:
     # -- the seam -----------------------------------------------------------------------------------------------------
 
     def build(self, request: Request) -> Future[Build]:
-        return self._submit(_Job(request=request, building=True))
+        return self._submit(_Job(request=request, work=("build",)))
 
     def measure(self, request: Request) -> Future[Evaluation]:
-        return self._submit(_Job(request=request, building=False, generation=self._generation))
+        return self._submit(_Job(request=request, work=("measure",), generation=self._generation))
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
-        return self._submit(_Job(request=request, building=False, generation=self._generation))
+        return self._submit(_Job(request=request, work=("race",), generation=self._generation))
+
+    def check_memory(self, request: Request, limit_s: float) -> Future[Report]:
+        return self._submit(_Job(request=request, work=("check_memory", limit_s), generation=self._generation))
 
     def renew_device(self) -> None:
         self._generation += 1
@@ -244,7 +251,7 @@ class DaskExecutor:
                 # Dask would measure it where it was built, and takes a device for as many as the worker has threads.
                 waiting = Counter(other.place for other in self._jobs if other.task is not None)
                 job.place = min(self._places, key=lambda place: waiting[place] / self._places[place])
-                arguments = (setup, folder, bare, builds, job.generation)
+                arguments = (setup, folder, bare, builds, job.work, job.generation)
                 options = {"workers": [job.place], "resources": {DEVICE: 1 / _AHEAD}, "priority": 1}
                 task = self._client.submit(_measure, *arguments, pure=False, **options)
             job.task = task
@@ -521,10 +528,12 @@ def _with_builds(request: Any, builds: list[Build]) -> Any:
     return replace(request, build=build, incumbent=incumbent)
 
 
-def _lost(job: _Job, log: str) -> Build | Evaluation | RaceResult:
+def _lost(job: _Job, log: str) -> Build | Evaluation | RaceResult | DeviceError:
     if job.building:
         assert isinstance(job.request, Request)
         return Build(status=Status.CRASH, arch=job.request.arch, compiler="", source_digest="", log=log)
+    if job.work[0] == "check_memory":
+        return DeviceError(log)
     return failure(job.request, Status.CRASH, log)
 
 
@@ -623,10 +632,11 @@ def _build(setup: _Setup, folder: _Folder, request: Request) -> Build:
     return _executor(setup, 0).build(_local(request, folder)).result()
 
 
-def _measure(setup: _Setup, folder: _Folder, request: Any, builds: list[Build], generation: int) -> Any:
-    executor = _executor(setup, generation)
-    asked = _with_builds(_local(request, folder), builds)
-    return (executor.race if isinstance(request, RaceRequest) else executor.measure)(asked).result()
+def _measure(
+    setup: _Setup, folder: _Folder, request: Any, builds: list[Build], work: tuple[Any, ...], generation: int
+) -> Any:
+    (method, *arguments), executor = work, _executor(setup, generation)
+    return getattr(executor, method)(_with_builds(_local(request, folder), builds), *arguments).result()
 
 
 EXECUTOR = DaskExecutor

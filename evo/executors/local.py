@@ -12,14 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from evo.errors import CompileError, TemplateError
+from evo.errors import CompileError, DeviceError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import AdaptiveTimeout, Device, Job, deliver, prepare_device
@@ -36,20 +36,21 @@ from evo.executors._worker import MOST_KILLED, Worker, WorkerLost, ran_out_of_me
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import load_kernel
 from evo.problem.render import render
+from evo.sanitize import Report, check_memory
 from evo.targets import cached_build, find_target
 
 _AHEAD = 2
 """Measurements that a device worker is given: the one it is at, and the next, so that it need not wait for this process."""
 _KILLED = re.compile(r"signal terminated program|terminated with signal|exit code -\d")
 """What a compiler says of a part of it that was killed, by a system that is out of memory or by somebody."""
+_CHECKING_S = 120.0
+"""For compiling a candidate and drawing data before the memory checker runs."""
 _NICE = 10
 """Of builders, where devices are timed meanwhile: launches, and the command that proposes, come first."""
 
 
 class LocalExecutor:
     """See `evo.executors.Executor`."""
-
-    here = True
 
     def __init__(self, target: str, config: ExecutorConfig) -> None:
         self._target, self._config = target, config
@@ -83,8 +84,10 @@ class LocalExecutor:
         self._generation = 0
         """How often the devices' processes have been renewed."""
         self._devices = [
-            Device(partial(self._start_device, name), config, host_code=self._turns) for name in config.devices
+            Device(partial(self._start_device, name, candidates=self._turns), config, host_code=self._turns)
+            for name in config.devices
         ]
+        self._checking = ThreadPoolExecutor(1, thread_name_prefix="evo-checking")
         serving: list[tuple[str, Callable[..., None], object]] = [
             *((f"evo-device-{place}", self._serve_device, device) for place, device in enumerate(self._devices)),
             *((f"evo-builder-{place}", self._serve_builds, place) for place in range(config.builders)),
@@ -103,6 +106,9 @@ class LocalExecutor:
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         return self._submit(self._measurements, Job(request=request, generation=self._generation))
+
+    def check_memory(self, request: Request, limit_s: float) -> Future[Report]:
+        return self._checking.submit(self._check_memory, request, limit_s)
 
     @property
     def losses(self) -> int:
@@ -155,6 +161,7 @@ class LocalExecutor:
             worker.kill()
         for thread in self._threads:
             thread.join()
+        self._checking.shutdown(cancel_futures=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._mark.close()
 
@@ -185,9 +192,19 @@ class LocalExecutor:
             self._workers = {w for w in self._workers if not w.ended} | {worker}
             return worker
 
-    def _start_device(self, name: str) -> Worker:
+    def _start_device(self, name: str, *, candidates: bool) -> Worker:
         arguments = (self._target, self._scratch, self._config.candidate_memory_bytes, name)
-        return self._start_worker(prepare_device, arguments, candidates=self._turns)
+        return self._start_worker(prepare_device, arguments, candidates=candidates)
+
+    def _check_memory(self, request: Request, limit_s: float) -> Report:
+        worker = self._start_device(self._config.devices[0], candidates=False)
+        worker.post(check_memory, request, limit_s)
+        try:
+            return cast(Report, worker.collect({"memory": _CHECKING_S + limit_s}))
+        except WorkerLost as loss:
+            raise DeviceError(f"the process that runs the memory checker {loss}") from None
+        finally:
+            worker.end()
 
     # -- the devices' threads -----------------------------------------------------------------------------------------
 
@@ -295,7 +312,7 @@ class LocalExecutor:
             return Build(status=status, arch=request.arch, compiler="", source_digest="", seconds=seconds, log=log)
         if built.status is Status.OK and not built.cached:
             self._build_timeout.note(built.seconds)
-        if built.status is Status.COMPILE_ERROR and not lost and _KILLED.search(built.log):
+        if built.status is Status.COMPILE_ERROR and lost + 1 < MOST_KILLED and _KILLED.search(built.log):
             return self._build(place, request, started_s, lost + 1)
         if built.status is Status.COMPILE_ERROR and ran_out_of_memory(built.log):
             return replace(built, status=Status.OUT_OF_MEMORY)

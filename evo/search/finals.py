@@ -9,7 +9,7 @@ Finalists are compared with each other by the race that all of them ran in; the 
 """
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from evo.errors import EvoError
@@ -17,12 +17,10 @@ from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Ch
 from evo.measure import NO_MEMORY, NO_TIME
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
-from evo.sanitize import memory_checker, sanitize
+from evo.sanitize import Report
 from evo.search.tasks import TaskExecutor
 
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
-_LEAST_SANITIZING_S = 1.0
-"""A memory checker does not start in less."""
 _WINNERS_MULTIPLE = 3
 """The winner meets so many times the random cases of a finalist, on top."""
 _CONFIRMATIONS = 2
@@ -135,19 +133,16 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
         if found.status is not Status.OK:
             return replace(total, log=f"for {task.workload}: {found.log}")
     task, _ = builds[0]
-    return _check_memory(task, genome, total) if task.sanitized else total
+    return _with_memory(task, task.check_memory(genome), total) if task.sanitized else total
 
 
-def _check_memory(task: TaskExecutor, genome: Genome, passed: Evaluation) -> Evaluation:
+def _with_memory(task: TaskExecutor, checked: Future[Report] | None, passed: Evaluation) -> Evaluation:
     """What has passed the gate, refused if the device's memory checker finds a fault. A fault of the tool or the machine
     refuses nothing: then the log says that it was not checked."""
-    if not (task.executor.here or task.sanitized):
-        return replace(passed, log=f"{UNCHECKED} memory errors: it ran on another machine")
-    if task.sanitizing_s < _LEAST_SANITIZING_S:
+    if checked is None:
         return replace(passed, log=f"{UNCHECKED} memory errors: its run has too many workloads")
     try:
-        tool = memory_checker(task.target)
-        (report,) = sanitize(task.request(genome), (tool,), seed=task.seed, limit_s=task.sanitizing_s).reports
+        report = task.awaited(checked)
         why = " ".join(report.unfinished.split())
     except (EvoError, OSError, RuntimeError) as error:  # PyTorch's are RuntimeErrors
         why = str(error).partition("\n")[0]
@@ -156,8 +151,8 @@ def _check_memory(task: TaskExecutor, genome: Genome, passed: Evaluation) -> Eva
     if report.clean:
         return passed
     said = next(iter((*report.messages, *report.wrong)), f"{report.errors} errors, of which it says nothing more")
-    check = Check(case=tool, passed=False, reason=said)
-    return replace(passed, status=Status.WRONG, checks=(*passed.checks, check), log=f"under {tool}: {said}")
+    check = Check(case=report.tool, passed=False, reason=said)
+    return replace(passed, status=Status.WRONG, checks=(*passed.checks, check), log=f"under {report.tool}: {said}")
 
 
 def _race(task: TaskExecutor, finalists: list[Finalist]) -> tuple[Timing, ...]:
@@ -205,17 +200,16 @@ def _confirm(
     for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, rank[t.contender])):
         name, finalist = first.contender, by_name[first.contender]
         genome = finalist.candidate.proposal.genome
-        with ThreadPoolExecutor(1) as beside:  # nothing is timed now, and either takes seconds
-            checked = None if task.sanitized else beside.submit(_check_memory, task, genome, finalist.measurement)
-            gated = gate.awaited(gate.measure(genome, finalist.build, time=False, cases=more_cases))
+        checked = None if task.sanitized else task.check_memory(genome)  # beside the gate: nothing is timed now
+        gated = gate.awaited(gate.measure(genome, finalist.build, time=False, cases=more_cases))
+        if not task.sanitized:
+            finalist.measurement = _with_memory(task, checked, finalist.measurement)
         if gated.status is not Status.OK:
             checks = finalist.measurement.checks + tuple(c for c in gated.checks if not c.passed)
             finalist.measurement = replace(finalist.measurement, status=gated.status, checks=checks, log=gated.log)
             continue
-        if checked is not None:
-            finalist.measurement = checked.result()
-            if not finalist.passed:
-                continue
+        if not finalist.passed:
+            continue
         if far := [c.far for c in more_cases if c.far and gated.left_out.get(c.name) in (NO_MEMORY, NO_TIME)]:
             said = f"{UNCHECKED} offsets beyond 32 bits along {', '.join(dict.fromkeys(far))}: no memory, or no time, for it"
             log = f"{finalist.measurement.log}\n{said}".strip()

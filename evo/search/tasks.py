@@ -19,11 +19,14 @@ from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Kernel, Limits, Workload, load_kernel
 from evo.problem.space import Space
+from evo.sanitize import Report
 
 RANDOM_CASES, _LEAST_CASES = 64, 4
 """The random cases of a finalist, over all tasks of a run; and of each task, at least."""
 _FINALIST_SANITIZED_S, _WINNER_SANITIZED_S, _WINNERS_SANITIZED_S = 180.0, 5.0, 60.0
 """Seconds of the memory checker for a finalist, where that is asked for; for a winner; for all winners of a run."""
+_LEAST_SANITIZING_S = 1.0
+"""A memory checker does not start in less."""
 _PAUSE_S, _CHECKED_EVERY_S = 1.0, 1.0
 """Before a disturbed race is held again; then twice as long, and so on. How often `TaskExecutor.check` is called."""
 _LEAST_RACE_S = 1.0
@@ -95,6 +98,12 @@ class TaskExecutor(TaskData):
         """Gates a build, also on these cases, and times it if that is asked for."""
         request = replace(self.request(genome), build=build, time=time, incumbent=incumbent, cases=cases)
         return self.executor.measure(request)
+
+    def check_memory(self, genome: Genome) -> Future[Report] | None:
+        """Runs it under the device's memory checker; None where that has too little time."""
+        if self.sanitizing_s < _LEAST_SANITIZING_S:
+            return None
+        return self.executor.check_memory(self.request(genome), self.sanitizing_s)
 
     def awaited(self, result: Future[_Result]) -> _Result:
         """The result, when it is there. Raises what `check` raises."""
