@@ -84,8 +84,7 @@ class LocalExecutor:
         self._generation = 0
         """How often the devices' processes have been renewed."""
         self._devices = [
-            Device(partial(self._start_device, name, candidates=self._turns), config, host_code=self._turns)
-            for name in config.devices
+            Device(partial(self._start_device, name), config, host_code=self._turns) for name in config.devices
         ]
         self._checking = ThreadPoolExecutor(1, thread_name_prefix="evo-checking")
         serving: list[tuple[str, Callable[..., None], object]] = [
@@ -192,12 +191,13 @@ class LocalExecutor:
             self._workers = {w for w in self._workers if not w.ended} | {worker}
             return worker
 
-    def _start_device(self, name: str, *, candidates: bool) -> Worker:
+    def _start_device(self, name: str, *, judges: bool = True) -> Worker:
+        """judges: candidates run in it, on a CPU in the process itself."""
         arguments = (self._target, self._scratch, self._config.candidate_memory_bytes, name)
-        return self._start_worker(prepare_device, arguments, candidates=candidates)
+        return self._start_worker(prepare_device, arguments, candidates=judges and self._turns)
 
     def _check_memory(self, request: Request, limit_s: float) -> Report:
-        worker = self._start_device(self._config.devices[0], candidates=False)
+        worker = self._start_device(self._config.devices[0], judges=False)
         worker.post(check_memory, request, limit_s)
         try:
             return cast(Report, worker.collect({"memory": _CHECKING_S + limit_s}))
