@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import Any
 
@@ -63,13 +63,13 @@ def read_rows(connection: Connection, table: Table, query: Any) -> Iterator[Row]
         with connection.execute(query, execution_options=options) as found:
             for row in found.mappings():
                 yield dict(row)
-    except (ValueError, TypeError, exc.DBAPIError) as error:
+    except (ValueError, TypeError, RecursionError, exc.DBAPIError) as error:
         keys = [column.label(f"key_{column.name}") for column in table.primary_key]
         for key in connection.execute(query.with_only_columns(*keys)).all():
             where = (column == value for column, value in zip(table.primary_key, key, strict=True))
             try:
                 connection.execute(select(table).where(*where)).all()
-            except (ValueError, TypeError, exc.DBAPIError) as worse:
+            except (ValueError, TypeError, RecursionError, exc.DBAPIError) as worse:
                 name = _name(table, dict(zip(table.primary_key.columns.keys(), key, strict=True)))
                 raise Fault(f"{name} cannot be read ({first_line(getattr(worse, 'orig', worse))})") from None
         raise Fault(f"its table {table.name!r} cannot be read ({first_line(getattr(error, 'orig', error))})") from None
@@ -126,7 +126,17 @@ def _wrong(column: Column[Any], value: Any) -> str:
     return ""
 
 
-_OPTIONS = {"sampler": dict, "fixed": dict, "starts": list, "origins": list, "finalists": int, "missing_kinds": dict}
+LIMITS = frozenset({"seconds", "evaluations", "patience"})
+"""What a run's budget may have, as `evo.search.loop.Budget` does."""
+_OPTIONS = {
+    "sampler": dict,
+    "fixed": dict,
+    "starts": list,
+    "origins": list,
+    "gate_seed": int,
+    "finalists": int,
+    "missing_kinds": dict,
+}
 """Kinds of a run's options that continuing it relies on."""
 
 _INTERVALS = (("low_us", "median_us", "high_us"), ("ratio_low", "ratio", "ratio_high"))
@@ -151,8 +161,16 @@ def _broken_rules(table: Table, row: Row) -> Iterator[str]:
             yield f"has {row['max_in_flight']} candidates in flight at most"
         if any(limit is not None and type(limit) not in (int, float) for limit in row["budget"].values()):
             yield f"has the budget {row['budget']}, whose limits are not all numbers"
-        if wrong := [n for n, kind in _OPTIONS.items() if n in row["options"] and type(row["options"][n]) is not kind]:
-            yield f"has the option {wrong[0]} {row['options'][wrong[0]]!r:.80}, which is no {_OPTIONS[wrong[0]].__name__}"
+        if unknown := row["budget"].keys() - LIMITS:
+            yield f"has the budget {row['budget']!r:.80}, and a budget has no {min(unknown)!r:.80}"
+        options = row["options"]
+        if wrong := [n for n, kind in _OPTIONS.items() if n in options and type(options[n]) is not kind]:
+            yield f"has the option {wrong[0]} {options[wrong[0]]!r:.80}, which is no {_OPTIONS[wrong[0]].__name__}"
+        if not all(type(p) is dict and all(isinstance(v, Value) for v in p.values()) for p in options.get("starts", ())):
+            yield f"has the option starts {options['starts']!r:.80}, which are no points of a search space"
+        kinds = options.get("missing_kinds", {}).values()
+        if not all(type(some) is list and all(isinstance(kind, str) for kind in some) for some in kinds):
+            yield f"has the option missing_kinds {options['missing_kinds']!r:.80}, which are no lists of words"
     if table is TASK:
         dims, options = row["dims"].values(), row["options"].values()
         if any(type(v) is not int or v < 0 for v in dims) or not all(isinstance(v, Value) for v in options):
@@ -224,10 +242,12 @@ def explain(error: Exception, *locations: Location) -> StoreError | None:
     if isinstance(error, EvoError | OSError) and not isinstance(error, EngineError):
         return None
     for location in locations:
-        engine, fault = connect(location, write=False), ""
-        with suppress(EvoError), translated(location), engine.connect() as connection:
-            fault = find_fault(connection)
-        engine.dispose()
+        fault = ""
+        with suppress(EvoError), ExitStack() as closing:
+            engine = connect(location, write=False)
+            closing.callback(engine.dispose)
+            with translated(location), engine.connect() as connection:
+                fault = find_fault(connection)
         if fault:
             return StoreError(
                 f"{location} holds what evo does not record there: {fault}; correct or delete that row, go back to a"
@@ -282,7 +302,7 @@ def prove(connection: Connection, run_id: int) -> None:
         read_evaluations(connection, run)
         for told in read_details(connection, m.Detail.candidate_id.between(*within), m.Detail.round > 0):
             told.checks  # noqa: B018 - is read for its errors
-    except (EvoError, ValueError, TypeError, KeyError) as error:
+    except (EvoError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Fault(str(error)) from None
     passed = select(f.candidate_id).where(f.candidate_id == t.candidate_id, f.round == t.round, f.status.in_(PASSED))
     unheld = select(t.candidate_id).where(t.run_id == run_id, t.candidate_id.is_not(None), t.round > 0, ~passed.exists())

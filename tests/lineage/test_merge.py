@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from evo.lineage import RunStatus, Stage, faults, read
 from evo.lineage.merge import merge
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
+from evo.search.loop import Budget
 
 
 def record(store: Store, name: str, numbers: range) -> None:
@@ -161,6 +162,17 @@ WRONG = {
     ),
     "a base that goes round": ("UPDATE artefact SET base_sha = sha256", "is packed against"),
     "options that are no JSON": ("UPDATE run SET options = '{'", "row 1 of table 'run' cannot be read"),
+    "options too deep to read": (
+        f"UPDATE run SET options = '{'[' * 100_000}{']' * 100_000}'",
+        "row 1 of table 'run' cannot be read",
+    ),
+    "a start that is a list": ("UPDATE run SET options = '{\"starts\": [[1]]}'", "which are no points of a search space"),
+    "a start at a list": ("UPDATE run SET options = '{\"starts\": [{\"a\": [1]}]}'", "which are no points of a search"),
+    "missing kinds that are numbers": (
+        "UPDATE run SET options = '{\"missing_kinds\": {\"rows=1\": [3]}}'",
+        "has the option missing_kinds {'rows=1': [3]}, which are no lists of words",
+    ),
+    "a limit of no budget": ("UPDATE run SET budget = '{\"joules\": 5}'", "and a budget has no 'joules'"),
     "options with NaN": ("UPDATE run SET options = '{\"a\": NaN}'", "which is no JSON"),
     "a name that is a path": (
         "UPDATE run SET name = '../../x' WHERE name = 'first'",
@@ -220,6 +232,10 @@ def test_a_run_that_is_not_as_evo_records_one_is_refused_with_its_row_and_nothin
         assert str(caught.value).endswith("; nothing was changed")
         assert "\n" not in str(caught.value)
         assert contents(target) == expected
+
+
+def test_the_limits_that_a_record_may_have_are_those_of_a_budget() -> None:
+    assert {limit.name for limit in fields(Budget)} == faults.LIMITS
 
 
 def test_targets_and_samplers_of_another_version_are_taken(full: Store, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import samples as s
 from evo.analysis.runs import list_runs
 from evo.analysis.sql import select_sql
 from evo.errors import EvoError
+from evo.lineage.database import locate
+from evo.lineage.faults import explain
 from evo.lineage.store import Store
 
 
@@ -74,6 +76,10 @@ def test_an_empty_file_becomes_a_database_when_written(tmp_path: Path) -> None:
     filled(path)
     with Store.open(path, write=False) as store:
         assert len(store.evaluations(store.run("latest"))) == 3
+
+
+def test_a_database_that_is_gone_does_not_hide_the_error_that_is_explained(tmp_path: Path) -> None:
+    assert explain(TypeError("the first error"), locate(tmp_path / "gone.db")) is None
 
 
 def test_reading_does_not_change_a_byte(tmp_path: Path) -> None:
