@@ -366,9 +366,9 @@ def _holds(path: Path, run: str) -> bool:
 def rescue(path: Path, source: sqlite3.Connection) -> Path | None:
     """Writes what a connection still has of a file that is lost to a new one, beside it or else where there is room, and
     returns where. None if that is nowhere possible."""
-    for folder in (path.parent, Path(tempfile.gettempdir()), Path.home()):
-        out = folder / f"{path.stem}.recovered-{_now()}{path.suffix}"
-        with suppress(StoreError, OSError, sqlite3.Error):
+    for folder in (lambda: path.parent, tempfile.gettempdir, Path.home):
+        with suppress(StoreError, OSError, RuntimeError, sqlite3.Error):  # no folder may be found, either
+            out = Path(folder()) / f"{path.stem}.recovered-{_now()}{path.suffix}"
             _copy(source, path, out)
             return out
     return None

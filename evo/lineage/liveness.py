@@ -86,7 +86,7 @@ class WriterLock:
         """Takes the lock again where something has deleted its file. Raises StoreError if another process has it by now."""
         try:
             kept = os.path.samestat(_lock_path(self._database).stat(), os.fstat(self._file.fileno()))
-        except OSError:
+        except (OSError, ValueError):  # the latter where the lock was lost before
             kept = False
         if not kept:
             self._file.close()

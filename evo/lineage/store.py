@@ -48,7 +48,7 @@ class Store:
     """A lineage database. Open with `Store.open`, close with `close` or `with`.
 
     For one thread of one process; every method raises StoreError with one sentence where the database fails. path: the
-    file, None for a server. writes: it was opened for writing.
+    file, None for a server. writes: it was opened for writing, and its file has not been lost for good.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Store:
     @classmethod
     def check_writable(cls, where: str | Path, name: str | None = None) -> None:
         """Raises the StoreError of a database that a search could not open for writing, or that has a run of this name
-        already, as far as that can be seen without making or changing anything."""
+        already, as far as that can be seen without making or changing a database."""
         location = locate(where)
         if location.path is not None and not location.path.exists():
             check_folder(location.path.parent)
@@ -190,6 +190,7 @@ class Store:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(source))
         watched.remove_log()
         if out is None:
+            self.writes = False
             return LostFileError(f"{what}, and what was recorded can be read or saved nowhere")
         self._location, self.path = locate(out), out
         self._engine = connect(self._location, write=True)

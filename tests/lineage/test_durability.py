@@ -21,8 +21,8 @@ import samples as s
 from sqlalchemy import Engine, event
 
 from evo.analysis.runs import find_run, list_runs
-from evo.errors import StoreError
-from evo.lineage import RunStatus
+from evo.errors import EngineError, StoreError
+from evo.lineage import RunStatus, database, liveness
 from evo.lineage.store import Store
 
 WRITER = """
@@ -235,6 +235,38 @@ def test_a_file_that_is_lost_under_its_writer_is_saved_elsewhere_and_no_other_fi
         assert found.status is RunStatus.INTERRUPTED
         assert [e.candidate.order for e in store.evaluations(found)] == list(range(31))
         assert s.rows(store, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_file_that_can_be_saved_nowhere_is_not_written_to_any_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    with Store.open(other := path.with_name("other.db"), write=True) as theirs:
+        s.new_run(theirs, "theirs")
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "mine")
+        there = other.read_bytes()
+        other.rename(path)
+        monkeypatch.setattr(database, "_copy", lambda source, path, out: Path("/none/at/all").touch())
+        monkeypatch.setattr(Path, "home", nowhere)
+        with pytest.raises(StoreError, match=r"was replaced by another file .* can be read or saved nowhere$"):
+            store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        with pytest.raises(EngineError, match="was opened for reading only"):
+            store.set_status(run, RunStatus.INTERRUPTED, elapsed_s=0.0)
+    assert path.read_bytes() == there
+
+
+def test_a_lock_that_another_has_taken_meanwhile_is_asked_for_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_PAUSE_S", 0.0)
+    lock = liveness.WriterLock(path)
+    path.with_name(path.name + ".lock").unlink()
+    other = liveness.WriterLock(path)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"another search .* writes to this database"):
+            lock.renew()
+    other.release()
+    lock.renew()
+    lock.release()
 
 
 def test_a_file_that_is_made_read_only_is_not_written_to_any_more(path: Path) -> None:
