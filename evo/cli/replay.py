@@ -37,6 +37,8 @@ _ENOUGH = 12
 """Repeats, for a score to mean something."""
 _POINTS = 200
 """Of a curve that is drawn."""
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+"""Signals that end the command, which then prints the scores that it has."""
 
 
 def replay(
@@ -66,14 +68,19 @@ def replay(
     pairs = [(path, name) for path in spaces for name in dict.fromkeys(names)]
     asked = [(path, name, options[name], in_flight, seed) for seed in range(repeats) for path, name in pairs]
     found: dict[tuple[Path, str], list[Replay]] = {}
-    signal.signal(signal.SIGINT, _interrupt_once)
     interrupted = False
+    here = threading.current_thread() is threading.main_thread()  # elsewhere no handler can be installed
+    heeded = [number for number in _ENDING if here and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt_once) for number in heeded}
     try:
         for (path, name, *_), made in _replay_all(asked, jobs or os.cpu_count() or 1):
             found.setdefault((path, name), []).append(made)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the processes have ended: another interrupt ends the command at once
         interrupted = True
+    finally:  # the processes have ended: another signal ends the command at once
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if interrupted:
         done = sum(map(len, found.values()))
         say(f"evo: interrupted; the scores are those of {done} of {len(asked)} replays", err=True)
     scores = [judge(path, name, found[path, name]) for path, name in pairs if (path, name) in found]
@@ -132,17 +139,19 @@ _Asked = tuple[Path, str, Mapping[str, object], int, int]
 
 
 def _interrupt_once(*_: object) -> NoReturn:
-    """Handles an interrupt; a second one at the same time does not keep the processes from being ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Handles a signal; a second one at the same time does not keep the processes from being ended."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _replay_all(asked: Sequence[_Asked], jobs: int) -> Iterator[tuple[_Asked, Replay]]:
-    """As they are done, about in their order. A bar on a terminal shows how far that is, elsewhere a line every few seconds,
-    after a minute every minute. Raises EvoError where a process is killed; ends the processes, however it ends."""
+    """Yields the replays as they are done, about in their order. A bar on a terminal shows how far that is, elsewhere a line
+    every few seconds, after a minute every minute. Raises EvoError where a process is killed; ends the processes, however it
+    ends."""
     pool = ProcessPoolExecutor(min(jobs, len(asked)), multiprocessing.get_context("spawn"), initializer=_begin)
     console = Console(stderr=True)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of the processes, too: ^C is for the command
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # of the processes, too: ^C is for the command
     try:
         futures = {pool.submit(replay_once, *one): one for one in asked}
         done: SimpleQueue[Future[Replay]] = SimpleQueue()  # an interrupt within `as_completed` leaves futures locked
@@ -167,7 +176,7 @@ def _replay_all(asked: Sequence[_Asked], jobs: int) -> Iterator[tuple[_Asked, Re
 
 
 def _told(done: SimpleQueue[Future[Replay]], total: int) -> Iterator[Future[Replay]]:
-    """As they are done."""
+    """Yields the futures as they are done, and says every few seconds how many are."""
     began = told_s = time.monotonic()
     number = 0
     while number < total:

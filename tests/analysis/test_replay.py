@@ -6,6 +6,9 @@ import gzip
 import itertools
 import json
 import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +195,29 @@ def test_the_command_prints_scores_means_and_figures(tmp_path: Path, capsys: pyt
         ["mean", "evolution"], ["mean", "random"],
     ]  # fmt: skip
     assert sorted(p.name for p in plots.iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
+
+
+def test_signals_that_are_ignored_and_those_of_another_thread_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def look(*_: object) -> Iterator[Any]:
+        handlers.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
+        yield from ()
+
+    handlers: list[list[Any]] = []
+    monkeypatch.setattr("evo.cli.replay._replay_all", look)
+    asked = ("replay", str(write_cache(tmp_path / "a.json")), "--samplers", "random")
+    before = [signal.signal(signal.SIGINT, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)]
+    try:
+        with ThreadPoolExecutor() as threads:
+            assert threads.submit(run_here, capsys, *asked).result().code == 0
+        assert run_here(capsys, *asked).code == 0
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+    elsewhere, (ignored, heeded) = handlers
+    assert elsewhere == [ignored, before[1]] == [signal.SIG_IGN, before[1]]
+    assert heeded is not before[1]
+    assert signal.getsignal(signal.SIGTERM) is before[1]
 
 
 @pytest.mark.parametrize(

@@ -254,8 +254,13 @@ SPACE = ROOT / "benchmarks" / "spaces" / "layernorm-4096x4096-float16-H200.t4.js
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("interrupts", "apart_s"), [(1, 0.0), (2, 0.0), (2, 0.5)])
-def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts: int, apart_s: float) -> None:
+@pytest.mark.parametrize(
+    ("number", "interrupts", "apart_s"),
+    [(signal.SIGINT, 1, 0.0), (signal.SIGINT, 2, 0.0), (signal.SIGINT, 2, 0.5), (signal.SIGTERM, 1, 0.0)],
+)
+def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(
+    number: signal.Signals, interrupts: int, apart_s: float
+) -> None:
     command = [sys.executable, "-m", "evo", "replay", str(SPACE), "--repeats", "5000", "--samplers", "random", "--jobs", "2"]
     with subprocess.Popen(
         command,
@@ -273,13 +278,14 @@ def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(interrupts:
         for n in range(interrupts):
             time.sleep(apart_s if n else 0.0)
             if process.poll() is None:  # the first may have ended it
-                os.killpg(process.pid, signal.SIGINT)  # as ^C does
+                os.killpg(process.pid, number)  # as ^C does
         began = time.monotonic()
         out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode in ((130,) if interrupts == 1 else (130, -signal.SIGINT))
         assert time.monotonic() - began < 10
         assert "Traceback" not in err
         if interrupts == 1:
+            assert len(err.splitlines()) == 1
             interrupted = re.search(r"evo: interrupted; the scores are those of (\d+) of 5000 replays", err)
             assert interrupted
             assert f"\n{interrupted[1]} repeats, 1 in flight" in out
