@@ -33,7 +33,7 @@ import torch
 
 from evo.errors import EvoError, KernelError, LaunchError
 from evo.evaluation import Check
-from evo.measure import UNLAUNCHABLE
+from evo.measure import FAILING, UNLAUNCHABLE
 from evo.measure.buffers import (
     GUARD_BYTES,
     HUGE,
@@ -292,13 +292,14 @@ class Gate:
         self,
         call: Call,
         point: Point,
-        cases: Iterable[Case],
+        cases: Sequence[Case],
         drawn: Iterable[PreparedCase] = (),
         *,
         thorough: bool = False,
     ) -> tuple[Check, ...]:
         """Checks in order, on the kernel's own cases and then on those drawn for this candidate, up to the first that fails,
-        which is among them; then, where there is one, the check of a smaller case that fails as well. Raises LaunchError.
+        which is among them; then, where there is one, the check of a smaller case that fails as well. Raises LaunchError, and
+        KernelError where the kernel fails at a case of its own; a drawn one is in `left_out` then.
 
         point: of the search space, whose code `call` is. thorough: hold back blocks of any candidate, in several ways."""
         checks: list[Check] = []
@@ -312,6 +313,11 @@ class Gate:
                 checks.append(self.check(call, sequence, prepared, thorough=thorough))
             except LaunchError as error:
                 raise LaunchError(f"case {prepared.case.name}: {error}") from error
+            except KernelError:  # at what its statement allows
+                if not checks or prepared.case in cases:
+                    raise
+                self.left_out[prepared.case.name] = FAILING
+                continue
             if not checks[-1].passed:
                 break
         if self._sum_now is None:

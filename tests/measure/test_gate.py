@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Binary, Check
+from evo.measure import FAILING
 from evo.measure import gate as gate_module
 from evo.measure.cases import parse_case
 from evo.measure.far import far_cases
@@ -103,6 +104,20 @@ def judge(session: Session, gate: Gate) -> Judge:
         return by.run(loaded, {}, tried)
 
     return run
+
+
+def test_a_kernel_that_fails_at_a_drawn_case_leaves_it_out_and_at_its_own_is_told(session: Session) -> None:
+    def plan(target: str, point: Any, workload: Workload) -> Any:
+        if workload.dim("rows") == 7:
+            raise KernelError("there is none")
+        return KERNEL.plan(target, point, workload)
+
+    gate = Gate(replace(KERNEL, plan=plan), "cpu", session, seed=11)
+    seven = parse_case(KERNEL, "cpu", "rows=7,cols=256,dtype=float32,data=normal")
+    checks = gate.run(Candidate(), {}, CASES[:1], [gate.prepare(seven, kept=False)])
+    assert ([c.passed for c in checks], gate.left_out) == ([True], {seven.name: FAILING})
+    with pytest.raises(KernelError, match="there is none"):
+        gate.run(Candidate(), {}, (*CASES[:1], seven))
 
 
 def test_the_gate_accepts_a_kernel_that_is_right(judge: Judge) -> None:
