@@ -290,8 +290,8 @@ class Kernel:
     """Distributions that `inputs` knows; the first is the one timings use. Left out as `inputs` is, "repeated", too, where
     an output is of integers, such as positions: few numbers many times."""
     exact_data: tuple[str, ...] = ()
-    """Those of `data` for which roundings of the inputs would pose another problem, and whose sums are exact: no rounding on
-    the way explains an error there."""
+    """The distributions in `data` for which rounded inputs would pose another problem. Sums of such inputs are exact: no
+    rounding on the way explains an error there."""
     cases: Callable[[str, Workload], Sequence[Case]] = _derived
     """(target, workload): gate inputs for a binary compiled for `workload`. Left out: few and many elements of every free
     dimension, all data, each option off, a misaligned address."""
@@ -429,7 +429,7 @@ class Kernel:
         return f"does not fit its shape {output.shape}: that of {name!r}, {shape}, without axis {axis} or with another there"
 
     def outputs(self, workload: Workload | None = None) -> tuple[Argument, ...]:
-        """Those that `workload` asks for; without one all."""
+        """Returns the outputs that `workload` asks for; without a workload, all."""
         made = (a for a in self.arguments if a.kind == "output")
         return tuple(a for a in made if workload is None or not a.optional or workload.option(a.name))
 
@@ -522,7 +522,7 @@ class Kernel:
 
     @cached_property
     def multiples(self) -> Mapping[str, str]:
-        """By dimension, the other one that `validate` asks it to be a multiple of."""
+        """Maps a dimension to the one that `validate` asks it to be a multiple of."""
         from evo.problem.repair import find_multiples
 
         return find_multiples(self)
@@ -547,18 +547,19 @@ def kernel_digest(folder: Path) -> str:
     """sha256 over what decides a search: the folder's Python files and templates, and what they name of the folders that
     kernels share, whose names start with an underscore; but for the export's frontend, and the .py and .h in _shared, which
     frontends share. The kernel need not be loaded for that, and may lie anywhere."""
-    kept = {".py", ".j2", ".cu", ".cpp", ".cuh", ".h"}
+    kept, root = {".py", ".j2", ".cu", ".cpp", ".cuh", ".h"}, template_root()
     shared: dict[str, list[Path]] = {}
-    for path in sorted(template_root().glob("_*/**/*")):
+    for path in sorted(root.glob("_*/**/*")):
         if path.suffix in kept and not (path.parent.name == "_shared" and path.suffix in (".py", ".h")):
-            shared.setdefault(path.relative_to(template_root()).parts[0], []).append(path)
+            shared.setdefault(path.relative_to(root).parts[0], []).append(path)
     found, waiting = dict[Path, bytes](), list(folder.rglob("*"))
     while waiting:
         path = waiting.pop()
         if path in found or path.suffix not in kept or path.stem == Path(FRONTEND_FILE).stem:
             continue
         found[path] = path.read_bytes()
-        for name, file in re.findall(rb"(?<!\w)(_[a-z]\w*)(?!\w)(?:/([\w.]+))?", found[path]):
+        # A pattern that begins with a literal is found 20 times as fast as one that begins with a condition.
+        for name, file in re.findall(rb"(_(?<!\w_)[a-z]\w*)(?:/([\w.]+))?", found[path]):
             family = shared.get(name.decode(), ())
             # A whole family, or one file; all where the name of the file is computed.
             waiting += [p for p in family if p.name == file.decode().rstrip(".")] or family
@@ -627,7 +628,7 @@ def unfilled(path: Path) -> list[tuple[int, str]]:
 
 
 _loaded: dict[Path, tuple[Kernel, dict[Path, tuple[int, int]]]] = {}
-"""By folder the kernel, and the Python files that it was loaded from, as they were."""
+"""Maps a folder to its loaded kernel and to the `_stamp` of each Python file, as it was when that was loaded."""
 
 
 def load_kernel(name: str) -> Kernel:
@@ -695,7 +696,7 @@ def recorded_kernel(name: str, digest: str | None) -> Kernel:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Of a file: (0, 0) if it is gone."""
+    """Returns time of change and size of a file; (0, 0) if it is gone."""
     try:
         found = path.stat()
     except OSError:

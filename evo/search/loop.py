@@ -44,14 +44,14 @@ _LAST_S = 10.0
 """What is being timed when a search is interrupted may take so long."""
 
 _MOST = 1e12
-"""Of what a budget may have: seconds, or evaluations."""
+"""A budget has at most so many seconds, and so many evaluations."""
 
 WITHIN = 0.03
 """How much longer than the fastest variant that is known for a task one may take that serves many."""
 
 _FINALS_RESERVE = 0.15
 _FINALS_RESERVE_MAX_S = 20.0
-"""Of the time of a run, at most and for each task."""
+"""Finals have this share of a budget's time, and at most so many seconds for each task."""
 
 _ELITES = 1000
 """Candidates that are kept for the finals of a task, the best."""
@@ -116,12 +116,12 @@ class Progress:
 
     finished: int = 0
     replayed: int = 0
-    """Those of the finished ones that were so before the run was resumed."""
+    """How many candidates had finished before the run was resumed; `finished` counts them, too."""
     building: int = 0
     measuring: int = 0
     by_status: dict[Status, int] = field(default_factory=dict)
     best: dict[int, Improvement] = field(default_factory=dict)
-    """By task: the last improvement."""
+    """The last improvement of each task, by its number."""
     improvements: list[Improvement] = field(default_factory=list)
     waiting: tuple[int, InFlight] | None = None
     """For the work that has been in flight the longest, which is of the candidate of this order."""
@@ -131,7 +131,7 @@ class Progress:
     first_measured_s: float | None = None
     elapsed_s: float = 0.0
     devices: int = 1
-    """That measure."""
+    """The number of devices that measure."""
     begun: bool = True
     """The time of the budget runs: the device and its data are ready."""
     interrupted: bool = False
@@ -159,7 +159,7 @@ class _Original:
     told: int | None = None
     """The first with this code that was told: this order does not depend on what finished first."""
     duplicates: list[Candidate] | None = None
-    """Those that wait for its result."""
+    """Later candidates of the same code, which wait for its result."""
 
     def take(self, evaluation: Evaluation) -> None:
         self.status, timing = evaluation.status, evaluation.timing()
@@ -176,7 +176,7 @@ class _Task:
     sampler: Sampler
     by_code: dict[bytes, _Original] = field(default_factory=dict)
     elites: list[Candidate] = field(default_factory=list)
-    """Those that passed, with distinct code: best first, disturbed ones behind all others."""
+    """The best candidates that passed, with distinct code: best first, disturbed ones behind all others."""
     best_told: float | None = None
     reference_us: list[float] = field(default_factory=list)
     """The reference's time in each race, as the candidate's median and ratio give it."""
@@ -212,10 +212,10 @@ class Search:
             self._tasks.append(_Task(executor=task, space=space, sampler=sampler))
         self._exchanging = bool(options.get("cover"))
         self._open_tasks = list(range(len(self._tasks)))
-        """Those whose sampler has more to propose."""
+        """Numbers of the tasks whose sampler has more to propose."""
         self._asked = 0
         self._untold: dict[int, Candidate] = {}
-        """By order."""
+        """Candidates that were proposed and not yet told to their sampler, by order."""
         self._told = 0
         self._told_since_better = 0
         self._disturbed = self._disturbed_in_a_row = 0
@@ -223,7 +223,7 @@ class Search:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._interrupts, self.over = 0, False
         self._last: list[Candidate] | None = None
-        """Those that an interrupted search waits for."""
+        """The candidates that an interrupted search waits for; None while it is not interrupted."""
         self._last_until_s = inf
         self._kernel_checked_s = 0.0
         self._before_s = run.elapsed_s
