@@ -34,9 +34,9 @@ from evo.report.text import counted, duration
 from evo.search.samplers import find_sampler, sampler_names
 
 _ENOUGH = 12
-"""Repeats, for a score to mean something."""
+"""With so many repeats a score means something."""
 _POINTS = 200
-"""Of a curve that is drawn."""
+"""The number of points of a curve that is drawn."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that end the command, which then prints the scores that it has."""
 
@@ -191,7 +191,8 @@ def _told(done: SimpleQueue[Future[Replay]], total: int) -> Iterator[Future[Repl
 
 
 def _begin() -> None:
-    """In a process: it imports numpy, and a library that is loaded later would take all cores. It ends with the command."""
+    """Prepares a process. It imports numpy, and a library that is loaded later would take all cores; it ends with the
+    command."""
     threadpool_limits(1)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -199,7 +200,7 @@ def _begin() -> None:
 
 
 def _draw(folder: Path, found: Mapping[tuple[Path, str], Sequence[Replay]]) -> list[str]:
-    """The files, without their ends."""
+    """Draws the curves of each space that has a score. Returns the files, without their suffixes."""
     from evo.report.page import draw_curves, write_figure  # its library takes part of a second
 
     drawn = []

@@ -59,7 +59,7 @@ class _Built(NamedTuple):
 
 
 def asked_of(target: str, archs: Sequence[str]) -> tuple[str, ...]:
-    """Those of the architectures that are a target's: GPUs are called sm_XX or compute_XX, CPUs are not. Each once."""
+    """Returns the architectures that are a target's, each once: GPUs are called sm_XX or compute_XX, CPUs are not."""
     return tuple(dict.fromkeys(a for a in archs if bool(_GPU.fullmatch(a)) == (target == "cuda")))
 
 

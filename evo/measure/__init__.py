@@ -13,7 +13,7 @@ from evo.evaluation import Build, Timing
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Workload
 
-NO_MEMORY, NO_TIME, FAILING = "no memory", "a slow reference leaves no time", "a function of kernel.py fails"
+NO_MEMORY, NO_TIME, FAILING = "no memory", "no time left", "a function of kernel.py fails"
 UNLAUNCHABLE, NOT_FAR = "a grid that cannot be launched is left to PyTorch", "none of its data can lie far apart"
 """Why a case is left out."""
 

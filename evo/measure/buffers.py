@@ -237,7 +237,7 @@ class Workspace:
 
     @property
     def left(self) -> list[torch.Tensor]:
-        """Those that no call begins with: what it reads there, its launches have written."""
+        """The tensors that are not zeroed before a call: what is read there, launches of the same call have written."""
         return [t for t in self.tensors.values() if t.numel() and all(t is not z for z in self._zeroed)]
 
     def changes(self) -> list[torch.Tensor]:

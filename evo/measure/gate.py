@@ -298,8 +298,8 @@ class Gate:
         thorough: bool = False,
     ) -> tuple[Check, ...]:
         """Checks in order, on the kernel's own cases and then on those drawn for this candidate, up to the first that fails,
-        which is among them; then, where there is one, the check of a smaller case that fails as well. Raises LaunchError, and
-        KernelError where the kernel fails at a case of its own; a drawn one is in `left_out` then.
+        which is among them; then, where there is one, the check of a smaller case that fails as well. Raises LaunchError,
+        and KernelError where the kernel fails at a case of its own; a drawn one is in `left_out` then.
 
         point: of the search space, whose code `call` is. thorough: hold back blocks of any candidate, in several ways."""
         checks: list[Check] = []

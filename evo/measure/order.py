@@ -63,7 +63,8 @@ def rooms(launches: Sequence[Launch], multiprocessors: int, *, all_of_them: bool
     """Numbers of blocks that there is to be room for at a time. One: none begins before the one before it has ended, so that
     a block that takes itself for the last too early does not find what the last one leaves. So many that the last has its
     turn alone. And half of them. Where not all are asked for, only the first that takes little time.
-    None where no launch has several blocks, or where some are clusters, whose blocks run together."""
+    Empty where no launch has several blocks, where the device has one multiprocessor, or where some blocks form clusters,
+    which run together."""
     blocks = max(prod(launch.grid) for launch in launches)
     most = min(blocks, multiprocessors) - 1
     if most < 1 or any(launch.cluster > 1 for launch in launches):
