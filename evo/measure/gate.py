@@ -45,6 +45,7 @@ from evo.measure.buffers import (
     Operands,
     Workspace,
     bits,
+    has_room,
     same,
     sum_of,
 )
@@ -68,8 +69,8 @@ from evo.targets import Hazards, Session
 
 _FEW_ELEMENTS, _DRAWS = 1 << 14, 8
 """The largest change in so few elements of the outputs is luck, too: the largest of so many draws is taken."""
-_MOST_ELEMENTS = 1 << 24
-"""Luck plays no part in more elements, of all tensors, and copies in float64 take memory."""
+_MOST_ELEMENTS, _COPIES = 1 << 28, 4
+"""With more elements of all tensors, changes of the inputs take too long; each has so many copies in float64, at least."""
 _WRONG = 4
 """PyTorch's error over what the tolerance allows at most that rounding does not explain in data of no malice."""
 _NUMBER = re.compile(r"[-\d.]+(e[-+]?\d+)?|\b(inf|nan)\b")
@@ -644,11 +645,14 @@ def _roundings(
     backward stable computation may do (Higham 2002, 1.5), measured as Monte Carlo arithmetic does (Parker 1997). PyTorch's
     error alone says less: on few elements it may be small by luck. (In 16 bits the last rounding outweighs those before.)"""
     floats = {n: t for n, t in wide.items() if t is not None and t.is_floating_point()}
-    if not references or sum(t.numel() for t in (*floats.values(), *references.values())) > _MOST_ELEMENTS:
+    elements = sum(t.numel() for t in (*floats.values(), *references.values()))
+    if not references or elements > _MOST_ELEMENTS:
+        return {}
+    device = next(iter(references.values())).device
+    if not has_room(device, _COPIES * 8 * elements):
         return {}
     few = sum(t.numel() for t in references.values()) <= _FEW_ELEMENTS
     unit = torch.finfo(torch.float64 if workload.dtype == "float64" else torch.float32).eps / 2
-    device = next(iter(references.values())).device
     draw, found = torch.Generator(device=device).manual_seed(0), dict.fromkeys(references, 0.0)
     for number in range(_DRAWS if few else 2):
         moved = dict(wide)
