@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from evo.problem.kernel import Workload, load_kernel
 from evo.problem.space import Value
 from evo.sanitize import Sanitized, choose_tools, find_compute_sanitizer, sanitize
 from evo.targets import find_target
+from tests.ended import run_python
 from tests.toy_kernel import write_kernel
 
 
@@ -159,28 +162,28 @@ def test_an_honest_winner_is_checked_within_the_time_that_it_has(
     assert not any("not checked" in remark for remark in workload["remarks"]), workload["remarks"]
 
 
-def test_errors_that_the_tool_counts_and_does_not_describe_refuse_a_winner(
-    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tool = tmp_path / "bin" / "compute-sanitizer"
+def found_with(script: str, toy: str, folder: Path) -> tuple[int, dict[str, Any]]:
+    """The exit code and record of a search for an honest candidate by a process that finds this in place of the tool."""
+    tool = folder / "bin" / "compute-sanitizer"
     tool.parent.mkdir()
-    skipped = 'while [ "$1" != -P ]; do python=$1; shift; done'  # its own options
-    tool.write_text(f'#!/bin/sh\n{skipped}\n"$python" "$@"\necho "========= ERROR SUMMARY: 3 errors"\n')
+    tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
-    assert cli.run(search_for(toy, "honest", str(tmp_path / "lineage.db"))) == 1
-    (refused,) = json.loads(capsys.readouterr().out)["refused_in_finals"]
+    path = os.pathsep.join([str(tool.parent), os.environ["PATH"]])
+    ended = run_python(folder, "-m", "evo", *search_for(toy, "honest", str(folder / "lineage.db")), PATH=path)
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def test_errors_that_the_tool_counts_and_does_not_describe_refuse_a_winner(toy: str, tmp_path: Path) -> None:
+    skipped = 'while [ "$1" != -P ]; do python=$1; shift; done'  # its own options
+    counts = f'{skipped}\n"$python" "$@"\necho "========= ERROR SUMMARY: 3 errors"'
+    code, record = found_with(counts, toy, tmp_path)
+    assert code == 1
+    (refused,) = record["refused_in_finals"]
     assert refused["log"] == "under memcheck: 3 errors, of which it says nothing more"
 
 
-def test_a_tool_that_does_not_work_refuses_no_winner(
-    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tool = tmp_path / "bin" / "compute-sanitizer"
-    tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\necho '========= Error: cannot attach'\nexit 1\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
-    assert cli.run(search_for(toy, "honest", str(tmp_path / "lineage.db"))) == 0
-    (workload,) = json.loads(capsys.readouterr().out)["workloads"]
+def test_a_tool_that_does_not_work_refuses_no_winner(toy: str, tmp_path: Path) -> None:
+    code, record = found_with("echo '========= Error: cannot attach'\nexit 1", toy, tmp_path)
+    assert code == 0
+    (workload,) = record["workloads"]
     assert any("not checked for memory errors" in remark for remark in workload["remarks"])
