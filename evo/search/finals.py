@@ -9,7 +9,7 @@ Finalists are compared with each other by the race that all of them ran in; the 
 """
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
 from evo.errors import EvoError
@@ -34,6 +34,8 @@ class Finalist:
     candidate: Candidate
     build: Build
     measurement: Evaluation
+    checked: Future[Report] | None = None
+    """What the memory checker finds of it, where that was begun while the finalists were gated."""
 
     @property
     def name(self) -> str:
@@ -88,10 +90,14 @@ def hold_race(task: TaskExecutor, building: Building) -> tuple[list[Finalist], t
     Raises EvoError if the race itself cannot be held, and what the task's `check` raises.
     """
     finalists = []
+    likely = task.check_memory(building[0][0].proposal.genome) if building and not task.sanitized else None
     for candidate, futures in building:
         builds = [(t, task.awaited(future)) for t, future in futures]
         verdict = _gate(candidate.proposal.genome, builds)
         finalists.append(Finalist(candidate=candidate, build=builds[0][1], measurement=verdict))
+    if likely is not None:  # nothing runs beside a race
+        finalists[0].checked = likely
+        wait([likely])
     passed = [f for f in finalists if f.passed]
     return finalists, _race(task, passed) if passed else ()
 
@@ -200,7 +206,8 @@ def _confirm(
     for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, rank[t.contender])):
         name, finalist = first.contender, by_name[first.contender]
         genome = finalist.candidate.proposal.genome
-        checked = None if task.sanitized else task.check_memory(genome)  # beside the gate: nothing is timed now
+        # Beside the gate: nothing is timed now.
+        checked = None if task.sanitized else finalist.checked or task.check_memory(genome)
         gated = gate.awaited(gate.measure(genome, finalist.build, time=False, cases=more_cases))
         if not task.sanitized:
             finalist.measurement = _with_memory(task, checked, finalist.measurement)
