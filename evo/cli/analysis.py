@@ -4,9 +4,9 @@ operators, importance, pareto: what a run can tell about its search space."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,9 +41,8 @@ from evo.cli.tables import (
     Terminal,
     change_text,
     factor,
-    figure,
     interval,
-    marked,
+    median,
     say,
     share,
     short_workload,
@@ -55,7 +54,7 @@ from evo.lineage import LATEST
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import recorded_kernel
-from evo.report.sentences import hardly_tried
+from evo.report.sentences import hardly_tried, is_sure
 from evo.report.text import counted, short
 
 if TYPE_CHECKING:
@@ -102,10 +101,10 @@ def _print_family(console: Terminal, record: CandidateRecord, found: Family, dif
             "operator": m.operator,
             "parents": " ".join(f"#{p.order}" for p in m.parents) or "-",
             "change": _change(m),
-            ">median us": marked(figure(m.median_us), m.disturbed),
+            ">median us": median(m.median_us, m.disturbed),
             ">speed-up": unless_busy(speedup(m.score) if m.score else m.status, m.disturbed),
-            ">gain": "" if m.gain is None else "tie" if m.tie or m.gain == 1 else factor(m.gain),
-            "interval": interval(m.gain_low, m.gain_high),
+            ">gain": "" if not is_sure(m) else "tie" if m.tie or m.gain == 1 else factor(m.gain),
+            "interval": interval(m.gain_low, m.gain_high) if is_sure(m) else "",
         }
         for m in found.members
     ]
@@ -157,6 +156,7 @@ def diff(
 
 
 def _print_difference(console: Terminal, found: Difference, all_: bool, source: bool) -> None:
+    busy = {row.name.split()[0]: (row.one, row.other) for row in found.rows if row.name.endswith(" disturbed")}
     shown = [
         row
         for row in found.rows
@@ -166,15 +166,14 @@ def _print_difference(console: Terminal, found: Difference, all_: bool, source: 
         {
             "": "" if i and row.section == shown[i - 1].section else row.section,
             " ": row.name,
-            **{
-                heading: value[:12] if isinstance(value, str) and row.name.endswith(("digest", "hash")) else value
-                for heading, value in ((short(found.one), row.one), (f"{short(found.other)} ", row.other))
-            },
+            short(found.one): _value(row.name, row.one, busy.get(row.name.split()[0], (None, None))[0]),
+            f"{short(found.other)} ": _value(row.name, row.other, busy.get(row.name.split()[0], (None, None))[1]),
         }
         for i, row in enumerate(shown)
     ]
     console.print_rows(rows, ["bold" if all_ and row.differs else "" for row in shown])
-    console.say(_verdict(found))
+    console.say(_verdict(found, busy))
+    console.say_disturbed(*(any(both) for both in busy.values()))
     if source:
         console.print()
         _print_unified(console, "source", found.source)
@@ -182,12 +181,21 @@ def _print_difference(console: Terminal, found: Difference, all_: bool, source: 
             _print_unified(console, "PTX", found.ptx)
 
 
-def _verdict(found: Difference) -> str:
+def _value(name: str, value: Any, disturbed: Any) -> Any:
+    if name.endswith("_us"):
+        return median(value, bool(disturbed))
+    return value[:12] if isinstance(value, str) and name.endswith(("digest", "hash")) else value
+
+
+def _verdict(found: Difference, busy: Mapping[str, tuple[Any, ...]]) -> str:
+    """busy: whether each of the two was disturbed, by where it was timed."""
     if found.same_code:
         return "the two are the same machine code; what differs in their times is noise"
-    if found.gain is None:
+    if found.gain is None or found.timed_in is None:
         return "their times cannot be compared: not both were timed on one device for one workload"
     where = "finals" if found.timed_in == "final" else "search"
+    if any(busy.get(found.timed_in, ())):
+        return f"too busy to compare: something slowed the device down in the {where}, and no gain is sure"
     how = "round by round in one race" if found.one_race else "each was timed beside the reference, in a race of its own"
     gain, low, high = found.gain, found.gain_low, found.gain_high
     if gain < 1 and not found.tie:
@@ -233,7 +241,7 @@ def explain(
     workload = short_workload(found.workload, found.kernel, found.kernel_digest)
     console.say(
         f"{short(found.id)} ({found.kernel}, {workload} on {found.device}):"
-        f" {marked(figure(found.median_us), found.disturbed)} us in the search,"
+        f" {median(found.median_us, found.disturbed)} us in the search,"
         f" {unless_busy(factor(1 / found.ratio), found.disturbed)} over the reference",
         "bold",
     )
@@ -265,14 +273,14 @@ def _tell(console: Terminal, found: Explanation, command: str, most: int) -> Non
         console.say(f"from {begun}, which has no time of its own in this run: {edits}")
     else:
         gained = unless_busy(f"{factor(found.gain)} ({interval(found.low, found.high)})", found.disturbed)
-        console.say(f"from {begun} at {figure(found.base_us)} us: {gained} by {edits}")
+        console.say(f"from {begun} at {median(found.base_us, False)} us: {gained} by {edits}")
     rows = [
         {
             "edit": change_text(c.change),
             ">gain": "not measured" if c.gain is None else unless_busy("tie" if c.tie else factor(c.gain), c.disturbed),
-            "interval": "the same machine code" if c.same_code else interval(c.low, c.high),
-            ">alone": factor(c.alone),
-            ">last": factor(c.last),
+            "interval": "the same machine code" if c.same_code else interval(c.low, c.high, c.disturbed),
+            ">alone": unless_busy(factor(c.alone), c.disturbed and c.alone is not None),
+            ">last": unless_busy(factor(c.last), c.disturbed and c.last is not None),
             ">pairs": c.pairs,
             "since": f"#{c.since_order} {short(c.since)}" if c.since else "-",
         }
@@ -294,8 +302,9 @@ def _rest(found: Explanation, command: str) -> str:
     unknown = any(c.gain is None for c in found.edits)
     if found.product is None:
         return f"nothing that lies between was measured; time what is missing:  {command}"
-    text = f"the measured edits together: {factor(found.product)}"
-    if found.rest is not None:
+    spoilt = any(c.disturbed for c in found.edits)
+    text = f"the measured edits together: {unless_busy(factor(found.product), spoilt)}"
+    if found.rest is not None and not spoilt:
         text += f"; {factor(found.rest)} is left for {'the others and ' * unknown}what edits do only together"
     return text + (f"; time what is missing:  {command}" if unknown else "")
 
@@ -331,7 +340,7 @@ def _tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> Non
     """The way there, edit by edit, all of one race: if that was disturbed, so is every figure of it."""
     spoilt, discarded = ablation.disturbed, ablation.discarded_rounds
     again = f", {discarded} disturbed rounds taken again" if discarded else ""
-    start, end = (marked(figure(t.median_us), t.disturbed) for t in (ablation.start, ablation.end))
+    start, end = (median(t.median_us, t.disturbed) for t in (ablation.start, ablation.end))
     gained = unless_busy(f"{factor(ablation.gain.gain)} ({interval(ablation.gain.low, ablation.gain.high)})", spoilt)
     console.say(f"timed again from {found.base_from} at {start} us to {end} us, all in one race{again}: {gained}")
     rows = []
@@ -340,11 +349,11 @@ def _tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> Non
         alone = without.gain if without else None
         row = {
             "edit": "; ".join(map(change_text, step.changes)),
-            ">median us": marked(figure(step.timing.median_us), step.timing.disturbed),
+            ">median us": median(step.timing.median_us, step.timing.disturbed),
             ">gain": unless_busy("tie" if step.gain.tie else factor(step.gain.gain), spoilt),
-            "interval": interval(step.gain.low, step.gain.high),
+            "interval": interval(step.gain.low, step.gain.high, spoilt),
             ">taken out": unless_busy("tie" if alone.tie else factor(alone.gain), spoilt) if alone else "",
-            "interval ": interval(alone.low, alone.high) if alone else without.reason[:60] if without else "",
+            "interval ": interval(alone.low, alone.high, spoilt) if alone else without.reason[:60] if without else "",
         }
         rows.append(row)
     console.print_rows(rows)
@@ -565,7 +574,7 @@ def _print_pareto(console: Terminal, found: Sequence[Nondominated], axes: Sequen
             {
                 "candidate": f"{short(r.id)} #{r.order}",
                 ">speed-up": unless_busy(factor(1 / r.ratio), r.disturbed),
-                ">median us": marked(figure(r.median_us), r.disturbed),
+                ">median us": median(r.median_us, r.disturbed),
                 ">registers": r.registers,
                 ">spilled": r.spill_bytes,
                 ">shared": r.smem_bytes,
@@ -578,7 +587,7 @@ def _print_pareto(console: Terminal, found: Sequence[Nondominated], axes: Sequen
         console.print_rows(rows, ["bold" if r.fastest else "" for r in records])
     console.say_disturbed(*(r.disturbed for r in found))
     if not found:
-        console.say("no candidate of this run was timed")
+        console.say("no candidate of this run was timed undisturbed")
     console.say(
         f"no other candidate is better in one of {', '.join(axes)} and as good in the rest; spilled, shared: bytes; error:"
         " the largest, of what the gate allows; equal: others with these very figures. All times are of the search",

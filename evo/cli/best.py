@@ -29,12 +29,25 @@ from evo.analysis.runs import compare as compare_runs
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, Trust, answer, command_line, make_console, print_json
 from evo.cli.recorded import again_line, find_candidate, find_named, look, verdicts_of
-from evo.cli.tables import Terminal, factor, figure, interval, marked, say, share, short_workload, speedup, time_cells
+from evo.cli.tables import (
+    Terminal,
+    factor,
+    figure,
+    interval,
+    marked,
+    median,
+    say,
+    share,
+    short_workload,
+    speedup,
+    time_cells,
+    unless_busy,
+)
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.evaluation import FINALIST, Timing
+from evo.evaluation import AA_CONTROL, FINALIST, Timing
 from evo.lineage import LATEST, RunStatus
 from evo.lineage.store import Store
-from evo.report.text import counted, duration, short, visible
+from evo.report.text import counted, duration, micro, micros, short, visible
 
 
 def best(
@@ -74,10 +87,10 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
             {
                 "workload": short_workload(b.workload, kernel, b.kernel_digest),
                 "candidate": short(b.id),
-                ">median us": marked(figure(b.median_us), b.disturbed),
-                ">interval": interval(b.low_us, b.high_us, 2),
+                ">median us": median(b.median_us, b.disturbed),
+                ">interval": micros(b.low_us, b.high_us, b.disturbed),
                 ">speed-up": _speedup_of(b),
-                ">noise": f"±{b.noise_floor:.2%}" if b.noise_floor is not None else "-",
+                ">noise": "-" if b.noise_floor is None or b.disturbed else f"±{b.noise_floor:.2%}",
                 "timed in": b.stage,
                 "run": b.run,
             }
@@ -217,7 +230,7 @@ def _speed_cells(r: ComparedRun, devices: Collection[str]) -> dict[str, object]:
         "best": short(r.best) if r.best else "-",
         ">speed-up": marked(gain, r.disturbed, unconfirmed=r.unconfirmed),
         "interval": interval(r.speedup_low, r.speedup_high),
-        ">median us": figure(r.median_us),
+        ">median us": median(r.median_us, r.disturbed),
         ">behind": "" if first else "tie" if r.tie else factor(r.behind),
         "interval ": "" if first else interval(r.behind_low, r.behind_high),
     }
@@ -332,10 +345,11 @@ def _print_timings(console: Terminal, record: CandidateRecord) -> None:
         return
     note = "speed-up: over the reference baseline, in the same race"
     if record.noise_floor is not None:
+        spoilt = any([t.disturbed for t in timings if t.contender == AA_CONTROL][-1:])
         note += (
-            f"; a tie within ±{record.noise_floor:.2%}, the noise floor; twin: a second copy of the winner; all finalists:"
-            " the race that chose the winner, which then ran once more (without those that lost: winner's race); that is"
-            " the figure to quote"
+            ("" if spoilt else f"; a tie within ±{record.noise_floor:.2%}, the noise floor")
+            + "; twin: a second copy of the winner; all finalists: the race that chose the winner, which then ran once more"
+            f" (without those that lost: winner's race){'' if spoilt else '; that is the figure to quote'}"
         )
     console.say(note, "dim")
     console.say_disturbed(*(t.disturbed for t in timings))
@@ -365,7 +379,7 @@ def _print_run(console: Terminal, run: RunFinals, db: str) -> None:
     stopped = f": {run.stop_reason}" if run.stop_reason else ""
     console.say(
         f"{run.name}: {run.kernel} ({run.target}) on {run.device}, {run.status}{stopped}; {run.evaluations} candidates in"
-        f" {run.elapsed_s:.0f} s, {run.passed} passed the search",
+        f" {duration(run.elapsed_s)} of searching, {run.passed} passed the search",
     )
     if run.status == RunStatus.INTERRUPTED:
         console.say(f"to continue it:  {command_line(db, 'resume', run.name)}")
@@ -413,7 +427,7 @@ def _print_cover(console: Terminal, run: RunFinals, cover: Cover) -> None:
             "serves": short_workload(p.workload, run.kernel, run.kernel_digest),
             "candidate": short(p.winner),
             ">speed-up": gain(p),
-            ">off the best": f"{p.distance:.1%}",
+            ">off the best": unless_busy(f"{p.distance:.1%}", held[p.workload].disturbed),
         }
         for p in cover.points
     )
@@ -438,10 +452,11 @@ def _print_no_winner(console: Terminal, run: RunFinals, held: WorkloadFinals, db
 
 
 def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:
+    behind = marked("winner", f.disturbed) if f.winner else ""
     return {
         "candidate": f"{short(f.id)} #{f.order}",
         **time_cells(f, noise),
-        ">behind": "winner" if f.winner else "" if f.behind is None else "tie" if f.tie else factor(f.behind),
+        ">behind": behind if f.behind is None else "tie" if f.tie else factor(f.behind),
         "interval  ": interval(f.behind_low, f.behind_high) if f.behind is not None else "",
         ">in the search": speedup(f.score),
     }
@@ -457,8 +472,9 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *,
         console.say(f"{held.not_confirmed}; {short(held.winner)} may be wrong there", "bold red")
     if again is None:
         console.say(
-            f"too busy to measure: {short(held.winner)} passed the finals, but other programs disturbed its race: no"
-            f" speed-up is sure, and none is confirmed. To time it again when the machine is quiet:  {resume}",
+            f"too busy to measure: {short(held.winner)} won by passing the gate of the finals, but other programs disturbed"
+            " its race: its time is not known, and no speed-up is confirmed; others may be faster. To time it again when the"
+            f" machine is quiet:  {resume}",
             "bold yellow",
         )
         for remark in held.remarks:
@@ -466,7 +482,7 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *,
         return
     console.say(
         f"{'' if held.not_confirmed else 'confirmed: '}{short(held.winner)} ran once more, alone with the baselines, in a"
-        f" fresh process and on other data: {figure(again.median_us)} us, {speedup(again.ratio, held.noise_floor)}"
+        f" fresh process and on other data: {micro(again.median_us)} us, {speedup(again.ratio, held.noise_floor)}"
         + ("" if held.not_confirmed else "; that is the figure to quote"),
         "bold",
     )
@@ -485,7 +501,7 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *,
         console.say(f"of a copy: its time {ceiling_note(held.ceiling)}", "dim")
     said = []
     if held.hot is not None and not held.hot.disturbed:
-        hot = f"{figure(held.hot.median_us)} us, {speedup(held.hot.ratio)} PyTorch"
+        hot = f"{micro(held.hot.median_us)} us, {speedup(held.hot.ratio)} PyTorch"
         said.append(f"with all data in the cache: {hot}, which has them there too")
     if held.noise_floor is not None:
         said.append(f"±{held.noise_floor:.2%} is the noise floor: the winner against a second copy of itself")

@@ -45,7 +45,7 @@ from evo.cli.recorded import (
 )
 from evo.cli.screen import CheckLines
 from evo.cli.search import load_context, open_workers
-from evo.cli.tables import Terminal, say, short_workload, time_cells
+from evo.cli.tables import Terminal, say, short_workload, time_cells, unless_busy
 from evo.errors import DeviceError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Build, Status
 from evo.executors._processes import SCRATCH
@@ -558,7 +558,8 @@ def _print_race(console: Terminal, task: TaskExecutor, result: RaceResult) -> No
     rows = []
     for t in timings:
         rate = f"{cost.flops / t.median_us / 1e6:,.1f}" if arithmetic else f"{cost.bytes / t.median_us / 1e3:,.0f}"
-        rows.append({"contender": t.contender, **time_cells(t), f">{'TFLOP/s' if arithmetic else 'GB/s'}": rate})
+        unit = "TFLOP/s" if arithmetic else "GB/s"
+        rows.append({"contender": t.contender, **time_cells(t), f">{unit}": unless_busy(rate, t.disturbed)})
     console.say(f"{task.problem.title}, {task.workload.key}", "italic")
     console.print_rows(rows)
     console.say_disturbed(*(t.disturbed for t in timings))

@@ -19,7 +19,7 @@ from evo.errors import EvoError
 from evo.evaluation import Timing, sure_speedup, within_noise
 from evo.problem.genome import Change
 from evo.problem.kernel import Kernel, Workload, recorded_kernel
-from evo.report.text import visible
+from evo.report.text import micro, micros, visible
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
 """Columns that are never folded, however narrow a terminal is: what is in them is to be copied, or read at a glance."""
@@ -33,6 +33,11 @@ _DISTURBED = "! too busy: something slowed the device down while this was timed,
 def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
     """The figure, with the mark that `say_disturbed` explains if it was disturbed, and another if it is unconfirmed."""
     return f"{figure}{' ?' if unconfirmed else ''}{' !' if disturbed else ''}"
+
+
+def median(us: float | None, disturbed: bool) -> str:
+    """A time, with the mark that `say_disturbed` explains if it was disturbed."""
+    return "-" if us is None else marked(micro(us, disturbed), disturbed)
 
 
 def unless_busy(gain: str, disturbed: bool) -> str:
@@ -62,8 +67,8 @@ def factor(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}x"
 
 
-def interval(low: float | None, high: float | None, digits: int = 3) -> str:
-    return "-" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
+def interval(low: float | None, high: float | None, disturbed: bool = False) -> str:
+    return "" if disturbed else "-" if low is None or high is None else f"{low:.3f} to {high:.3f}"
 
 
 def share(value: float | None) -> str:
@@ -155,8 +160,8 @@ def time_cells(t: Timing | RelativeTime, noise: float | None = None) -> dict[str
     """Of a table: a contender's time and its speed-up over the reference, each with its interval. noise: see `speedup`."""
     low, high = (sure_speedup(limit, t.disturbed) for limit in (t.ratio_high, t.ratio_low))
     return {
-        ">median us": marked(figure(t.median_us), t.disturbed),
-        ">interval": interval(t.low_us, t.high_us, 2),
+        ">median us": median(t.median_us, t.disturbed),
+        ">interval": micros(t.low_us, t.high_us, t.disturbed),
         ">speed-up": speedup(t.ratio, noise, disturbed=t.disturbed),
         ">interval ": interval(low, high) if low and high else "",
     }

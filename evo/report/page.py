@@ -36,7 +36,7 @@ from evo.lineage.database import check_folder, command_line
 from evo.problem.space import Value
 from evo.report import sentences
 from evo.report.sentences import run_headline, size
-from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text, visible
+from evo.report.text import counted, duration, interval, micro, micros, percent, short, times, value_text, visible
 
 _GENERATOR = "evo report"
 _FOLDER = Path(__file__).parent / "templates"
@@ -70,6 +70,7 @@ def _environment() -> Environment:
     environment.globals |= {name: getattr(sentences, name) for name in sentences.__all__}
     environment.globals |= {
         "ceiling_note": ceiling_note, "command_line": command_line, "draw_workload": draw_workload, "interval": interval,
+        "micros": micros,
     }  # fmt: skip
     return environment
 
@@ -419,7 +420,7 @@ _MOST_STEPS, _MOST_LABELS = 90, 20
 
 
 def gain_text(step: Kin) -> str:
-    if step.gain is None:
+    if step.gain is None or not sentences.is_sure(step):
         return ""
     return "tie" if step.tie or step.gain == 1 else f"{100 * (step.gain - 1):+.1f}%"
 
@@ -434,15 +435,16 @@ def change_text(step: Kin) -> str:
 def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
     """The ancestors, by when they were tried and how fast they were; of very many the last ones of the main line. Marks
     link to the rows of the section's table, whose ids begin with its anchor."""
-    steps = list(data.steps)
+    steps = [s for s in data.steps if s.score]
     if len(steps) > _MOST_STEPS:
         steps = [s for s in steps if s.main_line][-_MOST_STEPS:]
-    if not steps:
+    main, left = [s for s in steps if s.main_line], len(data.steps) - len(steps)
+    if not main:
         return None
-    ups = [1 / s.score for s in steps if s.score] or [1.0]
+    rows = {s.id: _step_row(s, anchor) for s in steps}
+    ups = [row["y"] for row in rows.values()]
     margin = 0.08 * (max(ups) - min(ups)) or 0.05 * max(ups)
     low, high = max(0.0, min(ups) - margin), max(ups) + margin
-    rows = {s.id: _step_row(s, anchor, low) for s in steps}
     edges = [
         {"x": rows[parent.id]["x"], "y": rows[parent.id]["y"], "x2": rows[s.id]["x"], "y2": rows[s.id]["y"],
          "main": s.main_line and i == 0}
@@ -453,17 +455,16 @@ def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
     place = {"x": x, "y": _speedup((low, high))}
     ends = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
     marks, written = {**place, "href": {"field": "href"}}, {**place, "text": {"field": "text"}}
-    told = [s for s in steps[:-1] if s.main_line and s.gain is not None and not s.tie and len(steps) <= _MOST_LABELS]
+    told = [s for s in main[:-1] if s.gain is not None and not s.tie and len(steps) <= _MOST_LABELS]
     layers = [
         _layer([e for e in edges if not e["main"]], "rule", ends, color=_DOT, opacity=0.65),
         _layer([e for e in edges if e["main"]], "rule", ends, color=_ACCENT, strokeWidth=2.25),
         _layer([rows[s.id] for s in steps if not s.main_line], "circle", marks, color=_PAPER, stroke=_DOT,
                strokeWidth=1.5, size=55),
-        _layer([rows[s.id] for s in steps if s.main_line], "circle", marks, color=_ACCENT, stroke=_PAPER, size=105),
+        _layer([rows[s.id] for s in main], "circle", marks, color=_ACCENT, stroke=_PAPER, size=105),
         _layer([{**rows[s.id], "text": gain_text(s)} for s in told], "text", written, dy=-13, aria=False),
-        _layer([{**rows[steps[-1].id], "text": _speed(steps[-1])}], "text", written, dy=-14, fontWeight=600, aria=False),
+        _layer([{**rows[main[-1].id], "text": times(main[-1].score)}], "text", written, dy=-14, fontWeight=600, aria=False),
     ]  # fmt: skip
-    main, left = [s for s in steps if s.main_line], len(data.steps) - len(steps)
     return Figure(
         name="lineage",
         title="Lineage of the leader",
@@ -471,7 +472,7 @@ def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
             "From left to right the ancestors in the order in which they were tried; height: their speed-up by the search's"
             " own timing. Blue: the main line, through first parents, with the gains of steps that are no ties; grey: other"
             " parents."
-            + (f" Left out: {counted(left, 'ancestor')} further from the leader." if left > 0 else "")
+            + (f" Left out: {counted(left, 'candidate')} without a time, or further from the leader." if left > 0 else "")
         ),
         alt=(
             f"{counted(len(data.steps), 'candidate')}, {len(main)} of them on the main line, which leads from"
@@ -483,16 +484,13 @@ def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
     )
 
 
-def _speed(step: Kin) -> str:
-    return f"{1 / step.score:.3f}×" if step.score else step.status.replace("_", " ")
-
-
-def _step_row(step: Kin, anchor: str, low: float) -> Spec:
-    tip = f"#{step.order} {short(step.id)}: {_speed(step)}, by {step.operator}\n{change_text(step)}"
+def _step_row(step: Kin, anchor: str) -> Spec:
+    """Of a step with a time."""
+    assert step.score
+    tip = f"#{step.order} {short(step.id)}: {times(step.score)}, by {step.operator}\n{change_text(step)}"
     if gain := gain_text(step):
         tip += f"\ngain over its first parent: {gain}"
-    up = 1 / step.score if step.score else low
-    return {"x": f"#{step.order}", "y": up, "href": f"#{anchor}-step-{step.order}", "tip": tip}
+    return {"x": f"#{step.order}", "y": 1 / step.score, "href": f"#{anchor}-step-{step.order}", "tip": tip}
 
 
 # Importance of the parameters

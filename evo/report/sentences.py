@@ -10,6 +10,7 @@ from evo.lineage.database import command_line
 from evo.report.text import counted, micro, short, times, value_text
 
 if TYPE_CHECKING:  # `evo importance` needs none of it
+    from evo.analysis.descent import Kin
     from evo.analysis.outcome import RunOutcome, WorkloadOutcome
 
 __all__ = ["commands", "hardly_tried", "headline", "importance_gap", "remarks", "rows", "run_headline", "size"]
@@ -102,6 +103,11 @@ def hardly_tried(records: Sequence[Importance]) -> str:
         fared = f"best {times(one.best)}" if one.best else "none with a time"
         parts.append(f"{one.parameter}={value_text(one.value)} ({one.candidates:,} of {one.of:,}, {fared})")
     return f"Tried least of what mattered most: {', '.join(parts)}." if parts else ""
+
+
+def is_sure(step: Kin) -> bool:
+    """Whether its gain over its first parent is known, and nothing disturbed the race of either."""
+    return step.gain is not None and step.score is not None and step.parents[0].score is not None
 
 
 def rows(record: Mapping[str, Any], *left_out: str, before: str = "") -> list[tuple[str, str]]:

@@ -31,9 +31,16 @@ def interval(low: float | None, high: float | None) -> str:
     return f"{1 / high:.3f} to {1 / low:.3f}" if low and high else ""
 
 
-def micro(us: float) -> str:
-    """Microseconds, with the digits that a measurement has."""
-    return f"{us:.3g}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:,.0f}"
+def micro(us: float, disturbed: bool = False) -> str:
+    """Microseconds, with the digits that a measurement has: of one that was disturbed, two."""
+    if disturbed:
+        return f"{(about := float(f'{us:.2g}')):,.{0 if about >= 10 else 1}f}"
+    return f"{us:,.{2 if us < 100 else 1 if us < 1000 else 0}f}"
+
+
+def micros(low: float | None, high: float | None, disturbed: bool = False) -> str:
+    """The interval of a time, in microseconds; empty without one, and where it was disturbed."""
+    return "" if disturbed or low is None or high is None else f"{micro(low)} to {micro(high)}"
 
 
 def percent(share: float, digits: int = 0) -> str:

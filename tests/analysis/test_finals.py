@@ -89,6 +89,10 @@ def test_a_disturbed_final_is_marked_wherever_its_figure_is_printed(
         assert len([line for line in told.splitlines() if " !  " in line]) == lines * disturbed, command
         assert ("too busy" in told) is disturbed, command
         assert ("1.923x" in told) is not disturbed or command[0] == "show", command
+    assert ("±0.40%" in recorded.ask("best").out) is ("±0.40%" in recorded.ask("show", recorded.ids[0]).out) is not disturbed
+    told = recorded.ask("diff", recorded.ids[0], recorded.ids[1]).out
+    assert (" !" in told) is disturbed
+    assert "too busy to compare" not in told, "their one race was not disturbed"
     (best,) = recorded.document("best")
     (run,) = recorded.document("runs")
     shown = recorded.document("show", recorded.ids[0])
@@ -110,6 +114,7 @@ def test_a_candidate_that_was_disturbed_in_the_search_has_no_score_and_no_figure
         store.add(run, s.ref(3, 0), spoilt, elapsed_s=4.0)
     name = public_id(run.uid, 3)
     assert MARK[2:] in recorded.ask("explain", name).out
+    assert "too busy to compare: something slowed the device down in the search" in recorded.ask("diff", name, "mine").out
     told = recorded.ask("lineage", name)
     assert told.out.count(MARK) == 1
     [marked] = [line for line in told.out.splitlines() if " !" in line]
@@ -299,12 +304,12 @@ def test_a_run_without_finals_says_so(record: Record) -> None:
 
 def test_a_figure_is_rounded_once() -> None:
     """1.55547 is 1.555, and not 1.5555 and then 1.556: at the end of a search as everywhere."""
-    timing = replace(final("candidate", 1 / 1.55547, CALM), median_us=1452.2549)
+    timing = replace(final("candidate", 1 / 1.55547, CALM), median_us=45.2549)
     found = timing_record(timing)
     assert f"{found['speedup']:.3f}" == "1.555"
-    assert f"{found['median_us']:.2f}" == "1452.25"
+    assert f"{found['median_us']:.2f}" == "45.25"
     cells = time_cells(timing, 0.0202546)
-    assert (cells[">median us"], cells[">speed-up"]) == ("1452.25", "1.555x")
+    assert (cells[">median us"], cells[">speed-up"]) == ("45.25", "1.555x")
 
 
 def unconfirmed(recorded: Recorded) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,15 @@ def test_text_and_marks_keep_the_contrast_that_wcag_asks_for(dark: bool) -> None
         assert _contrast(colours[text], colours["paper"]) >= 4.5, text
         assert _contrast(colours[text], colours["soft"]) >= 4.5, text
     assert _contrast(colours["dot"], colours["paper"]) >= 3
+
+
+def test_a_leader_without_a_time_of_the_search_is_no_point_of_its_lineage(one: WorkloadOutcome) -> None:
+    *before, leader = one.steps
+    untimed = replace(leader, score=None)
+    drawn = draw_lineage(replace(one, steps=(*before, untimed)), anchor="w1")
+    assert f"#w1-step-{leader.order}" not in drawn.inline()
+    assert "Left out: 1 candidate without a time" in drawn.caption
+    assert draw_lineage(replace(one, steps=(untimed,)), anchor="w1") is None
 
 
 def test_disturbed_times_are_never_on_the_line(tmp_path: Path) -> None:

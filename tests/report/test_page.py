@@ -105,7 +105,7 @@ def test_a_finished_run_is_told_with_its_interval_its_noise_and_its_baselines(
     assert timing.stage == "final"
     assert headline(data) == f"{1 / timing.ratio:.3f}× the speed of PyTorch."
     assert re.search(r"copy ceiling [\d.]+ [\d.]+ to [\d.]+ [\d.]+× [\d.]+ to [\d.]+ 1.000 30", text)
-    assert re.search(rf"{leader.id[:10]} winner .* torch reference 31.0 30.9 to 31.1 1 ", text)
+    assert re.search(rf"{leader.id[:10]} winner .* torch reference 31.00 30.94 to 31.06 1 ", text)
     for said in (
         f"winner found after {duration(leader.elapsed_s)} {leader.id[:10]} #{leader.order}",
         "noise floor ±0.20%",
@@ -153,11 +153,15 @@ def test_a_disturbed_figure_has_its_mark_wherever_it_stands(known: dict[str, Run
     data = known["one"]
     one = data.workloads[0]
     spoilt = tuple(replace(t, clocks={**t.clocks, "disturbed": 2.0}) for t in one.leader.timings)
-    data = replace(data, workloads=(replace(one, leader=replace(one.leader, timings=spoilt)),))
+    finals = replace(one.finals, disturbed=True, confirmed=None)
+    data = replace(data, workloads=(replace(one, leader=replace(one.leader, timings=spoilt), finals=finals),))
     assert headline(data.workloads[0]) == "Not measured: the machine was too busy, and no speed-up over PyTorch is sure."
     page = Page(render_page(data))
     assert sum(a.get("class") == "mark" for tag, a in page.tags if tag == "abbr") >= 3
     assert "no speed-up of it is sure" in page.text
+    assert "to time it again when the machine is quiet: evo resume one" in page.text
+    assert "noise floor ±" not in page.text
+    assert f"{one.leader.id[:10]} winner, time not known {micro(one.timing.median_us, True)} ! too busy ! 30" in page.text
     assert f"{1 / one.timing.ratio:.3f}×" not in page.text.partition("Convergence")[0]
 
 
