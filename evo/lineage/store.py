@@ -176,6 +176,7 @@ class Store:
                 driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 connection.invalidate()
             self._watched = WatchedFile(watched.path)
+            self._read_all()
 
     def _lost(self, watched: WatchedFile, fault: str) -> LostFileError:
         what = f"{self._location} {fault} while it was written to"
@@ -250,12 +251,19 @@ class Store:
         """Takes note of the run that is searched, for the case that the file is lost."""
         if self._watched is None or (self._run is not None and self._run.id == run.id):
             return
-        small = self.size() < CACHED_BYTES
         with self.reading() as connection:
             self._candidates = int(connection.scalar(_COUNT, {"counted": run.id}) or 0)
-            if small:
-                connection.exec_driver_sql("PRAGMA quick_check(1)")  # reads all of it
+        self._read_all()
         self._run = run
+
+    def _read_all(self) -> None:
+        """Has the connection keep all of a small enough file in memory: should the file be lost, what was recorded is
+        written from there. With nothing in its log SQLite would ask the file whether that is still so."""
+        if self.size() < CACHED_BYTES:
+            with self.transaction() as connection:
+                connection.exec_driver_sql("UPDATE run SET name = name WHERE id = (SELECT min(id) FROM run)")
+            with self.reading() as connection:
+                connection.exec_driver_sql("PRAGMA quick_check(1)")
 
     def run(self, name: str) -> StoredRun:
         """By name, unique prefix or "latest". Raises UnknownNameError, or StoreError if ambiguous."""

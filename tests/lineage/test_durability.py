@@ -205,9 +205,10 @@ LOSSES: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
+@pytest.mark.parametrize("log_is_lost_before", [False, True])
 @pytest.mark.parametrize("fault", LOSSES)
 def test_a_file_that_is_lost_under_its_writer_is_saved_elsewhere_and_no_other_file_is_written_to(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, log_is_lost_before: bool
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
@@ -218,6 +219,10 @@ def test_a_file_that_is_lost_under_its_writer_is_saved_elsewhere_and_no_other_fi
         run = s.new_run(store, "mine")
         for order in range(30):
             store.add(run, s.ref(order), s.passed(order), elapsed_s=order)
+        if log_is_lost_before:
+            for end in ("-wal", "-shm"):
+                path.with_name(path.name + end).unlink()
+            store.check()
         LOSSES[fault](path, other)
         there = path.read_bytes() if path.exists() else None
         with pytest.raises(StoreError) as raised:
