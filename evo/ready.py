@@ -17,7 +17,7 @@ import argparse
 import ast
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -44,8 +44,8 @@ class ReadyVariant:
 
     standing: "measured" where it was timed on `arch`, "compiled" where what was found on another one was built for it.
     run, candidate, device: where it was found; None where that is not recorded. speedup: over PyTorch on that device, from
-    the search's own race with cold caches; None unless it was measured. slower: all of that figure's interval lies below 1,
-    and the package leaves such problems to PyTorch.
+    the search's own race with cold caches; None unless it was measured, undisturbed. slower: all of that figure's interval
+    lies below 1, and the package leaves such problems to PyTorch.
     """
 
     target: str
@@ -152,7 +152,7 @@ def _variant(record: dict[str, Any]) -> ReadyVariant:
         candidate=record["candidate"],
         run=origin.get("run"),
         device=origin.get("device"),
-        speedup=1 / timing["ratio"] if timing else None,
+        speedup=1 / timing["ratio"] if timing and not timing["disturbed"] else None,
         slower=bool(slower(record)),
     )
 
@@ -164,6 +164,8 @@ class _Shipped(MetaPathFinder, InspectLoader):
         package = fullname.removesuffix(".__main__")
         name, _, within = package.removeprefix(f"{_NAME}.").partition(".")
         folder = _folders().get(name) if package.startswith(f"{_NAME}.") and within in ("", BACKWARD) else None
+        if folder is None and package == f"{_NAME}.{name}" and not name.startswith("_"):
+            raise ModuleNotFoundError(_unknown(name, _owners()), name=fullname)
         if folder is None or not (folder / within / MANIFEST).is_file():
             return None
         folder /= within
@@ -193,14 +195,18 @@ def _owners() -> dict[str, list[Path]]:
     return owners
 
 
+def _unknown(name: str, known: Iterable[str]) -> str:
+    names = ", ".join(sorted(known)) or "nothing yet"
+    return f"no kernel that is shipped with this evo is or has {name!r}; there are: {names}"
+
+
 def __getattr__(name: str) -> Any:
     """A shipped package, or a function or module of one. Raises ImportError where two of them claim the name."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     claimed = _owners()
     if name not in claimed:
-        known = ", ".join(sorted(claimed)) or "nothing yet"
-        raise AttributeError(f"no kernel that is shipped with this evo is or has {name!r}; there are: {known}")
+        raise AttributeError(_unknown(name, claimed))
     if len(claimed[name]) > 1:
         folders = " and in ".join(map(str, claimed[name]))
         raise ImportError(
@@ -247,7 +253,7 @@ def _figure(variant: ReadyVariant) -> str:
     if variant.standing == "compiled":
         return "found on another architecture, built for this one and never timed on it"
     if variant.speedup is None:
-        return "measured"
+        return "right; its time is not known"
     left = ", so left to it" if variant.slower else ""
     return f"{variant.speedup:.2f} times PyTorch's speed on {variant.device}{left}"
 

@@ -224,6 +224,8 @@ def test_what_is_not_shipped_is_an_attribute_error_that_says_what_is(exported: P
     assert sentence.startswith("AttributeError: no kernel that is shipped with this evo is or has 'softmax'")
     assert sentence.endswith("LayerNorm, layer_norm, layernorm")
     assert refused(checkout, "from evo.ready import softmax").startswith("ImportError: cannot import name 'softmax'")
+    done = python(checkout, "-m", "evo.ready.layernrm", "check")
+    assert "is or has 'layernrm'; there are: LayerNorm, layer_norm, layernorm" in done.stderr
     assert told(checkout, "import evo.ready\nprint(json.dumps(hasattr(evo.ready, '__wrapped__')))") is False
 
 
@@ -253,7 +255,7 @@ def test_the_list_of_kernels_tells_what_each_is_for_and_where_it_is_from(exporte
     assert json.loads(python(checkout, "-m", "evo.ready", "--json").stdout) == [kernel]
     text = python(checkout, "-m", "evo.ready").stdout
     assert "  from evo.ready import LayerNorm, layer_norm\n" in text
-    assert re.search(r"  rows=64,cols=1024,dtype=float16,bias=true\S* +sm_90 +measured\n", text)
+    assert re.search(r"  rows=64,cols=1024,dtype=float16,bias=true\S* +sm_90 +right; its time is not known\n", text)
     assert re.search(r"  rows=64,cols=1024,dtype=float16,bias=true\S* +sm_89 +found on another architecture, ", text)
 
 

@@ -53,7 +53,9 @@ What no variant serves is left to PyTorch. Found and written by evo {version}; m
 
 
 def _advice(out: Path) -> list[str]:
-    number = Counter((v["arch"], v["standing"]) for v in read_manifest(out)["variants"])
+    busy = "too busy to be measured"
+    variants = read_manifest(out)["variants"]
+    number = Counter((v["arch"], busy if (v["timing"] or {}).get("disturbed") else v["standing"]) for v in variants)
     run = f"python -m {out.name}"
     lines = [f"built for {'; '.join(f'{arch}: {n} {standing}' for (arch, standing), n in number.items())}"]
     lines.append(f"try it:  {run} check   and   {run} bench   in {out.resolve().parent}")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from evo.export.module import EXPORTER, remarks
+from evo.export.module import EXPORTER, _advice, remarks
 from evo.ready import _figure, _variant
 from evo.runtime import cpu
 from tests.export.exports import edit_manifest, request_for
@@ -66,6 +66,13 @@ def test_a_slower_variant_is_left_to_pytorch_unless_asked_for(copy_of: Path, use
     assert ways(module, 100)[0].startswith("variant 0 ")
     module.also_serve(slower=False)
     assert ways(module, 100)[0].startswith("PyTorch: measured")
+
+
+def test_a_variant_that_was_disturbed_is_not_said_to_be_measured(copy_of: Path) -> None:
+    edit_manifest(copy_of, timed(SLOWER, disturbed=True))
+    assert "1 too busy to be measured" in _advice(copy_of)[0]
+    variant = _variant(json.loads((copy_of / "manifest.json").read_text())["variants"][0])
+    assert (variant.speedup, _figure(variant)) == (None, "right; its time is not known")
 
 
 def test_the_export_and_what_is_shipped_say_what_is_left(copy_of: Path) -> None:
