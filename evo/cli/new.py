@@ -82,8 +82,10 @@ def _print_new(console: Terminal, record: dict[str, Any]) -> None:
     folder = record["folder"]
     console.say(f"wrote {', '.join(f'{folder}/{file}' for file in record['files'])}")
     found = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in record["parameters"].items())
-    where = " on a GPU" if "cpu.cpp" in record["files"] else ""  # which has choices of its own
-    console.say(f"to be searched{where}: {found or 'nothing yet: give kernel.py parameters that the source uses as macros'}")
+    found = found or "nothing yet: give kernel.py parameters that the source uses as macros"
+    if "cpu.cpp" in record["files"]:
+        found = f"on a GPU {found}; on a CPU threads, chunk"
+    console.say(f"to be searched: {found}")
     for place in record["to_fill_in"]:
         console.say(f"fill in {folder}/kernel.py, line {place['line']}: {place['what']}")
     console.say(f"{'then' if record['to_fill_in'] else 'next'}: {'; '.join(record['next'])}")

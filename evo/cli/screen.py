@@ -369,6 +369,12 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
     searched = f"{counted(record['candidates'], 'candidate')} in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
     incidents = _incidents(record["incidents"])
     console.say(f"{searched}: {statuses or 'none was finished'}; stopped: {record['stopped']}{incidents}")
+    if record["incidents"].get("processes lost"):
+        console.say(
+            "processes lost: workers that died, or took too long and were ended; new ones took their places, and what they"
+            " were at was tried again or is counted above as it ended",
+            "dim",
+        )
     if (since := record["since_resumed"]) is not None:
         console.say(f"since it was resumed: {counted(since['candidates'], 'candidate')} in {since['search_s']:g} s")
     if (costs := record["evaluation_ms"]) is not None:

@@ -1,5 +1,6 @@
 """evo search, evo resume, which `evo.api` shares; and what other commands that build and run candidates begin with."""
 
+import math
 import os
 import re
 import signal
@@ -622,16 +623,18 @@ def follow(
 ) -> Outcome | None:
     """Carries a run to its end and shows how it goes, unless the console is quiet. None: a signal has ended it in order, and
     everything finished is stored. resumed: the run had begun before; ending: the signals that do so; log: see `JsonLog`."""
+    budget = Budget(**run.spec.budget)
     if resumed:
-        kept = find_run(store, run.name).evaluations
-        searched = duration(run.elapsed_s)
-        console.say(f"run {run.name} is resumed: {counted(kept, 'candidate')} and {searched} of searching are kept")
+        kept, limit = find_run(store, run.name).evaluations, budget.evaluations
+        reached = f"; --evaluations {limit} is reached already" if limit is not None and limit <= kept else ""
+        searched = f"{counted(kept, 'candidate')} and {duration(run.elapsed_s)} of searching"
+        console.say(f"run {run.name} is resumed: {searched} are kept{reached}")
     kernel = load_kernel(run.spec.kernel)
     names = {workload: brief_workload(workload, kernel) for workload in run.spec.workloads}
     screen: PlainLines | LiveScreen = PlainLines(console, [*names.values()])
     if console.is_terminal and not console.quiet:
         title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
-        screen = LiveScreen(console, title, [*names.values()], Budget(**run.spec.budget))
+        screen = LiveScreen(console, title, [*names.values()], budget)
     written = JsonLog(log, run.name, [*names.values()]) if log else None
     shown = [screen, written] if written else [screen]
 
@@ -651,7 +654,8 @@ def follow(
         options = run.spec.options
         kind, how = ("given", "") if options.get("given") else ("known", " (--cold: none)")
         first = f", first {counted(len(starts), f'{kind} point')}{how}" if (starts := options.get("starts")) else ""
-        say(f"run {run.name}: {run.spec.kernel} on {on}, seed {run.spec.seed}{first}; starting …")
+        limit_s = f"for {duration(budget.seconds)}, " if budget.seconds is not None else ""
+        say(f"run {run.name}: {run.spec.kernel} on {on}, {limit_s}seed {run.spec.seed}{first}; starting …")
         for workload in run.spec.workloads:
             if missing := run.spec.options.get("missing_kinds", {}).get(workload.key):
                 say(f"warning: {names[workload]}: {lacks(missing)}")
@@ -660,8 +664,9 @@ def follow(
 
                 def finals(workload: Workload, waits_s: float) -> None:
                     searching.clear()
-                    busy = ": other programs disturb the race; it is held again, for up to" if waits_s else ""
-                    say(f"finals of {names[workload]}{busy}{f' {waits_s:.0f} s more' if waits_s else ''} …")
+                    again = f"; it is held again, for up to {math.ceil(waits_s)} s more"
+                    busy = f": other programs disturb the race{again}" if waits_s else ""
+                    say(f"finals of {names[workload]}{busy} …")
 
                 outcome = execute(run, store, executor, update, on_search=searching.append, on_finals=finals)
             why = str(outcome.reason)

@@ -67,6 +67,8 @@ def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any,
     checked = here("check", "mine", "--target", "cpu", "--workload", small)
     assert "1 of 1 passed the gate, 1 of 1 at the size that is timed" in checked.out, checked.out
     (tmp_path / "mine" / "note").write_text("kept")
+    told = here("new", "other").out
+    assert re.search(r"\nto be searched: on a GPU block_size_x in .*; per_thread in .*; on a CPU threads, chunk\n", told)
     again = here("new", "mine")
     assert (again.code, again.sentence) == (2, "evo: mine exists: choose another name, or remove it; nothing was written")
     taken = here("new", "layernorm")
