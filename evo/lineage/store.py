@@ -191,7 +191,8 @@ class Store:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(source))
         watched.remove_log()
         if out is None:
-            self.writes = False
+            self.writes, self._engine = False, connect(self._location, write=False)
+            self._closing.callback(self._engine.dispose)
             return LostFileError(f"{what}, and what was recorded can be read or saved nowhere")
         self._location, self.path = locate(out), out
         self._engine = connect(self._location, write=True)

@@ -116,9 +116,9 @@ def _release(version: str) -> list[str]:
 
 
 def members_of(variants: Iterable[Variant], device: int, sizes: Mapping[str, int], prefer_more: bool) -> list[Member]:
-    """By what they were tuned for, and were the best for. sizes: of a problem that all of them fit. Where variants with and
-    without outputs that it does not ask for were tuned for the same, those that were measured to be faster than PyTorch are
-    taken; of both such, or neither, those with them if `prefer_more`."""
+    """The variants by what they were tuned for, and were the best for. sizes: of a problem that all of them fit. Where
+    variants with and without outputs that it does not ask for were tuned for the same, those that were measured to be faster
+    than PyTorch are taken; of both such, or neither, those with them if `prefer_more`."""
     groups: dict[tuple[int, ...], list[tuple[Variant, Mapping[str, Any]]]] = {}
     for v in in_order(variants, device):
         for point in v.points:

@@ -50,9 +50,9 @@ class Dispatch(Table):
         self._fallbacks: dict[tuple[Any, ...], list[Variant]] = {}
         """Likewise, where nothing was tuned for it, what can be compiled."""
         self._raced: dict[tuple[Any, ...], Member] = {}
-        """By what problems have in common of which a race at one decides for all (`_bucket`)."""
+        """Who has won a race, by what the problems have in common of which one race decides for all (`_bucket`)."""
         self._spoilt: dict[tuple[Any, ...], tuple[int, float]] = {}
-        """Likewise, how many races a busy machine has spoilt, and when (`time.monotonic`) the next may be held."""
+        """By the same, how many races a busy machine has spoilt, and when (`time.monotonic`) the next may be held."""
         self._loaded: dict[tuple[int, int], Loaded | str] = {}
         self._only: int | None = None
         self._untuned: bool | None = None

@@ -57,7 +57,7 @@ _CODES = {"int64": "q", "int32": "i", "float32": "f", "float64": "d"}
 
 
 FORMAT_VERSION = 3
-"""Of manifests, as they are written and read."""
+"""The version of manifests that is written and read."""
 _LAUNCH = {
     "threads": "count",
     "tiles?": [("text", "count")],

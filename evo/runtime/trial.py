@@ -256,7 +256,7 @@ def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) ->
 
 
 def _ties(frontend: Any, args: tuple[Any, ...], package: Package) -> dict[int, tuple[torch.Tensor, int]]:
-    """By the place of a result that holds positions, the argument and axis in which any of equal elements will do: the
+    """The argument and axis in which any of equal elements will do, by the place of the result that holds positions: the
     argument for which `exact` has the name of the kernel's input."""
     named = dict(zip(signature(frontend.exact).parameters, args, strict=False))
     outputs = enumerate(a for a in package.kernel["arguments"] if a["kind"] == "output")

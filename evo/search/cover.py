@@ -7,9 +7,9 @@ from evo.search.loop import WITHIN
 _MOST_VARIANTS = 12
 """For one dtype."""
 _LEAST_WITHIN = 1e-3
-"""What no excess at all grows to first, where it needs too many variants."""
+"""The excess that none at all grows to first, where it needs too many variants."""
 _FIRST_VARIANTS = 32
-"""That greedy choices begin with."""
+"""So many first variants the greedy choices are tried with."""
 
 
 def choose(

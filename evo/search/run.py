@@ -32,7 +32,7 @@ from evo.targets import answers, find_target
 _FINALISTS = 8
 _FINALS_BATCHES = 3
 _FINAL_RACES = 3
-"""That the finals of a workload are, as a rule: all of them together may take as long as the search did."""
+"""So many races are the finals of a workload, as a rule: all of them together may take as long as the search did."""
 _BUILDERS_A_CORE = 16
 _PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
 """How long finals wait for a quiet machine, all together: as a share of the search's time, and its limits."""
@@ -160,7 +160,7 @@ def open_executor(
 
 
 def choose_devices(target: str, devices: str | None) -> tuple[str, ...]:
-    """Those that candidates are measured on, by their identities; the target's first where none are named.
+    """The devices that candidates are measured on, by their identities; the target's first where none are named.
 
     devices: "all", or indices: 0,1,3. Raises UsageError for another text, DeviceError where one is missing, or where they
     are not of one kind: their times do not compare.
@@ -235,7 +235,8 @@ def hold_all_finals(
     count: int,
     begins: Callable[[Workload, float], None] = lambda workload, waits_s: None,
 ) -> tuple[Finals, ...]:
-    """Of every task, with `count` finalists; where all of them are refused, with the next best (not of a covering run).
+    """Holds the finals of every task, with `count` finalists; where all are refused, with the next best, but not of a
+    covering run.
     begins: see `execute`. Raises LostFileError while they are held, where the database is lost."""
     executor.renew_device()
     workloads = len(run.spec.workloads)
