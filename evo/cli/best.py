@@ -472,7 +472,7 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *,
         console.say(f"{held.not_confirmed}; {short(held.winner)} may be wrong there", "bold red")
     if again is None:
         console.say(
-            f"too busy to measure: {short(held.winner)} won by passing the gate of the finals, but other programs disturbed"
+            f"too busy to measure: {short(held.winner)} passed the gate of the finals, but other programs disturbed"
             " its race: its time is not known, and no speed-up is confirmed; others may be faster. To time it again when the"
             f" machine is quiet:  {resume}",
             "bold yellow",
