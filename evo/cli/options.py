@@ -1,11 +1,14 @@
-"""Options that several commands share, and how their text is read. The only place that reads the environment."""
+"""Options that several commands share, how their text is read, and how they take signals. The only place that reads the
+environment."""
 
 import json
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, TypeVarTuple
@@ -133,6 +136,21 @@ def parse_sampler_options(texts: Iterable[str]) -> dict[str, object]:
             with suppress(ValueError):
                 options[name] = parse_number(value, kind)
     return options
+
+
+@contextmanager
+def handling(numbers: Iterable[signal.Signals], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Has a handler take these signals inside. Outside of the main thread, where no handler can be installed, signals are
+    left alone; so is one that is ignored, as nohup has it."""
+    if threading.current_thread() is not threading.main_thread():
+        numbers = ()
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def make_console() -> Terminal:

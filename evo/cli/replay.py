@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from evo.analysis.replay import Replay, Score, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
-from evo.cli.options import Json, make_console, parse_sampler_options, print_json
+from evo.cli.options import Json, handling, make_console, parse_sampler_options, print_json
 from evo.cli.screen import LINE_EVERY_S
 from evo.cli.tables import figure, make_table, say
 from evo.errors import EvoError, UsageError
@@ -69,17 +69,12 @@ def replay(
     asked = [(path, name, options[name], in_flight, seed) for seed in range(repeats) for path, name in pairs]
     found: dict[tuple[Path, str], list[Replay]] = {}
     interrupted = False
-    here = threading.current_thread() is threading.main_thread()  # elsewhere no handler can be installed
-    heeded = [number for number in _ENDING if here and signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, _interrupt_once) for number in heeded}
     try:
-        for (path, name, *_), made in _replay_all(asked, jobs or os.cpu_count() or 1):
-            found.setdefault((path, name), []).append(made)
+        with handling(_ENDING, _interrupt_once):  # until the processes have ended
+            for (path, name, *_), made in _replay_all(asked, jobs or os.cpu_count() or 1):
+                found.setdefault((path, name), []).append(made)
     except KeyboardInterrupt:
         interrupted = True
-    finally:  # the processes have ended: another signal ends the command at once
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if interrupted:
         done = sum(map(len, found.values()))
         say(f"evo: interrupted; the scores are those of {done} of {len(asked)} replays", err=True)

@@ -28,6 +28,7 @@ from evo.cli.options import (
     check_seed,
     command_line,
     draw_seed,
+    handling,
     make_console,
     parse_duration,
     parse_point,
@@ -679,8 +680,7 @@ def follow(
 def _signals(ending: Sequence[signal.Signals], *, said: bool) -> Iterator[list[Search]]:
     """A list for the search that these signals end in order: the first when what is being timed is done, the second at
     once. While none is in it, they raise KeyboardInterrupt, and so they do where a search does not end at once. said: a
-    screen says so. Outside of the main thread, where no handler can be installed, signals are left alone; so is one that
-    is ignored, as nohup has it."""
+    screen says so."""
     searching: list[Search] = []
     received = 0
 
@@ -702,16 +702,11 @@ def _signals(ending: Sequence[signal.Signals], *, said: bool) -> Iterator[list[S
         if not search.over:
             os.kill(os.getpid(), number)
 
-    if threading.current_thread() is not threading.main_thread():
-        ending = ()
-    heeded = [number for number in ending if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heeded}
-    try:
-        yield searching
-    finally:
-        searching.clear()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handling(ending, stop):
+        try:
+            yield searching
+        finally:
+            searching.clear()
 
 
 _AT_ONCE, _LONGEST_S = 2, 0.5

@@ -485,7 +485,7 @@ def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
 
 
 def _step_row(step: Kin, anchor: str) -> Spec:
-    """Of a step with a time."""
+    """The row of a step, which has a time."""
     assert step.score
     tip = f"#{step.order} {short(step.id)}: {times(step.score)}, by {step.operator}\n{change_text(step)}"
     if gain := gain_text(step):

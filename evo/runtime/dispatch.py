@@ -52,7 +52,7 @@ class Dispatch(Table):
         self._raced: dict[tuple[Any, ...], Member] = {}
         """Who has won a race, by what the problems have in common of which one race decides for all (`_bucket`)."""
         self._spoilt: dict[tuple[Any, ...], tuple[int, float]] = {}
-        """By the same, how many races a busy machine has spoilt, and when (`time.monotonic`) the next may be held."""
+        """How many races a busy machine has spoilt, and when (`time.monotonic`) the next may be held, by the same."""
         self._loaded: dict[tuple[int, int], Loaded | str] = {}
         self._only: int | None = None
         self._untuned: bool | None = None

@@ -206,7 +206,7 @@ def _confirm(
     for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, rank[t.contender])):
         name, finalist = first.contender, by_name[first.contender]
         genome = finalist.candidate.proposal.genome
-        # Beside the gate: nothing is timed now.
+        # The checker runs beside the gate: nothing is timed now.
         checked = None if task.sanitized else finalist.checked or task.check_memory(genome)
         gated = gate.awaited(gate.measure(genome, finalist.build, time=False, cases=more_cases))
         if not task.sanitized:
