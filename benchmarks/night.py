@@ -375,8 +375,10 @@ class Faulty:
                 self._await_more(len(before))
             self._verify(before, tally)
         except (_Failure, OSError, psutil.Error, sqlite3.Error) as error:
-            tally.other.append(f"{type(error).__name__}: {error}")
+            tally.other.append(f"{type(error).__name__}: {error}; {self._output.read_text(errors='replace')[-600:]}")
             self.close()
+            if any(self._runs.glob("lineage.recovered-*.db")):
+                self._db.unlink(missing_ok=True)  # what is wrong with it is told
             self._restore()
 
     def close(self) -> None:

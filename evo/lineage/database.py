@@ -282,12 +282,14 @@ class WatchedFile:
         self.path = path.resolve()
         self._file, self._log = _identity(self.path), self._find_log()
         self._was_writable = self._is_writable()
-        self.note()
+        self._changed, self._begin = _change(self.path), _begin(self.path)
 
-    def note(self) -> None:
-        """To be called when the database has been written to."""
-        self._changed = _change(self.path)
-        self._begin = _begin(self.path)
+    def note(self, run: str | None) -> None:
+        """To be called when the database has been written to. run: see `fault`, which finds what another program has written
+        meanwhile."""
+        now, begin = _change(self.path), _begin(self.path)
+        if run is None or begin == self._begin or _holds(self.path, run):
+            self._changed, self._begin = now, begin
 
     def fault(self, run: str | None) -> str:
         """What has become of the file, if it must not be written to; else empty. run: the uid of a run that it holds."""

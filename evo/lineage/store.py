@@ -238,7 +238,7 @@ class Store:
         finally:
             self._open = None
             if self._watched is not None:
-                self._watched.note()
+                self._watched.note(self._run.uid if self._run is not None else None)
 
     def create_run(self, spec: RunSpec, environment: Environment) -> StoredRun:
         """Raises StoreError for a name that is taken or not legal."""

@@ -242,6 +242,20 @@ def test_a_file_that_is_lost_under_its_writer_is_saved_elsewhere_and_no_other_fi
         assert s.rows(store, "PRAGMA integrity_check") == [("ok",)]
 
 
+def test_a_file_that_is_overwritten_while_a_transaction_is_open_is_not_taken_for_its_own(path: Path) -> None:
+    with Store.open(other := path.with_name("other.db"), write=True) as theirs:
+        s.new_run(theirs, "theirs")
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "mine")
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        with store.transaction():
+            path.write_bytes(there := other.read_bytes())
+            store.set_budget(run, {"seconds": 9.0})
+        with pytest.raises(StoreError, match=r"was overwritten by another program .* all that was recorded is in "):
+            store.add(run, s.ref(1), s.passed(1), elapsed_s=1.0)
+    assert path.read_bytes() == there
+
+
 def test_a_file_that_can_be_saved_nowhere_is_not_written_to_any_more(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(*_: object) -> Path:
         raise RuntimeError("Could not determine home directory.")
