@@ -111,18 +111,26 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _template(folder: Path) -> Path:
-    """The folder of the kernel's frontend. Raises ImportError."""
+    """The folder of the kernel. Raises ImportError."""
     return _assets("templates") / str(_manifest(folder)["kernel"]["name"])
 
 
 def _functions(folder: Path) -> tuple[str, ...]:
-    """__all__ of its frontend, which is read and not run, less what every package has. Raises ImportError."""
-    path = _template(folder) / "frontend.py"
+    """The function and the modules that it offers, by its statement or the __all__ of its frontend, which are read and not
+    run. Raises ImportError."""
+    path = _template(folder) / "function.py"
+    stated = path.is_file()
+    path = path if stated else path.with_name("frontend.py")
     try:
         body = ast.parse(path.read_text(encoding="utf-8")).body
-        (public,) = [n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
-        return tuple(name for name in ast.literal_eval(public) if name not in _OF_EVERY_PACKAGE)
-    except (OSError, SyntaxError, ValueError, TypeError) as error:
+        wanted = "FUNCTION" if stated else "__all__"
+        (found,) = [n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == wanted]
+        if not isinstance(found, ast.Call):
+            return tuple(name for name in ast.literal_eval(found) if name not in _OF_EVERY_PACKAGE)
+        given = {k.arg: k.value for k in found.keywords}
+        modules = ast.literal_eval(given["modules"]) if "modules" in given else {}
+        return (str(ast.literal_eval(given["signature"])).strip().partition("(")[0], *modules)
+    except (OSError, SyntaxError, ValueError, TypeError, KeyError) as error:
         raise ImportError(f"{path} cannot be read, or does not say what is public ({error})") from error
 
 

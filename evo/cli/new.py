@@ -11,7 +11,7 @@ import typer
 from evo.cli.options import Json, answer
 from evo.cli.tables import Terminal
 from evo.errors import CompileError, UnknownNameError, UsageError, error_line
-from evo.problem.kernel import DTYPE_BYTES, FRONTEND_FILE, UNFILLED, Argument, kernel_names, unfilled
+from evo.problem.kernel import DTYPE_BYTES, UNFILLED, Argument, kernel_names, unfilled
 from evo.problem.render import ENTRY_POINT, Source, code_of, define_macros, definitions, template_environment, uses
 from evo.targets import answers, find_target
 
@@ -58,7 +58,7 @@ def new(
     facts |= {"name": name, "file": cu and cu.name, "mark": UNFILLED}
     environment = template_environment(_STARTER.parent)
     environment.filters["literal"] = lambda value: repr(value).replace("'", '"')
-    for file in ("kernel.py",) if cu else ("kernel.py", FRONTEND_FILE):
+    for file in ("kernel.py",) if cu else ("kernel.py", "function.py"):
         files[file] = environment.get_template(f"_{file}.j2").render(facts)
     try:
         for path, text in ((folder / file, text) for file, text in files.items()):

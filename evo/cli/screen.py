@@ -29,7 +29,7 @@ from evo.evaluation import PASSED, Costs, Status, Timing
 from evo.executors import InFlight
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.problem.kernel import FRONTEND_FILE, Kernel
+from evo.problem.kernel import FUNCTION_FILES, Kernel
 from evo.problem.space import Point
 from evo.report.text import counted, duration, short
 from evo.search.finals import Finalist
@@ -383,7 +383,7 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
     following: list[tuple[str, ...]] = [("show", run.name)]
     if winners := [held.winner for held in run.finals if held.winner]:
         following.append(("lineage", short(winners[0])))
-        if (kernel.folder / FRONTEND_FILE).is_file():
+        if any((kernel.folder / file).is_file() for file in FUNCTION_FILES):
             following.append(("export", run.name, "--out", f"my_{kernel.folder.name}"))
     elif run.refused_in_finals or record["first_failure"]:
         following = [("show", short(run.refused_in_finals[0].id if run.refused_in_finals else record["first_failure"]))]

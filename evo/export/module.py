@@ -1,8 +1,9 @@
 """A Python package that stands alone: PyTorch's function, with tuned variants behind it where they apply.
 
-What lies in it: __init__.py with the public names of the kernel's frontend.py; the frontend, and what it shares with
-others (_shared/); the run time (evo/runtime, as it is); where the kernel has it, the source of the native launcher,
-frontend.cpp; manifest.json, the provenance; for each variant, a winner built for one architecture, its readable source
+What lies in it: __init__.py; the kernel's function.py and kernel.py, by which its function is made and judged, with what
+they import of the kernel's folder, of its family and of evo.problem (problem/); or in place of these the kernel's own
+frontend.py, frontend.cpp and what they share with others (_shared/); the run time (evo/runtime, as it is);
+manifest.json, the provenance; for each variant, a winner built for one architecture, its readable source
 and its binary; sources for sizes that nothing was tuned for; the local headers that the sources include.
 
 A source is rendered for the sizes that are compiled in. Where one of them stands in it as a number and decides nothing
@@ -14,6 +15,7 @@ variant's genome is legal for: the kernel describes them in formats.toml, tables
 
 from __future__ import annotations
 
+import ast
 import keyword
 import re
 import sys
@@ -31,7 +33,7 @@ from evo.export import Contents, Exporter, ExportRequest, read_manifest, sha256_
 from evo.export._package import build_package, plan_record, recipe
 from evo.problem.formats import all_tables
 from evo.problem.genome import Genome
-from evo.problem.kernel import FRONTEND_FILE, Dimension, Kernel, Workload, load_kernel, template_root
+from evo.problem.kernel import FUNCTION_FILES, Dimension, Kernel, Workload, load_kernel, template_root
 from evo.problem.render import Source, render
 from evo.problem.space import Space
 from evo.runtime.package import BACKWARD, INIT, MAIN, MANIFEST, NESTED, slower
@@ -59,7 +61,7 @@ def _advice(out: Path) -> list[str]:
     run = f"python -m {out.name}"
     lines = [f"built for {'; '.join(f'{arch}: {n} {standing}' for (arch, standing), n in number.items())}"]
     lines.append(f"try it:  {run} check   and   {run} bench   in {out.resolve().parent}")
-    if (out / _NATIVE_FRONTEND).is_file():
+    if any((out / file).is_file() for file in (_NATIVE_FRONTEND, FUNCTION_FILES[0])):
         lines.append(f"build its native launcher, once a machine, which makes calls cheaper:  {run} build")
     return lines
 
@@ -85,10 +87,10 @@ def make_package(*parts: ExportRequest) -> Contents:
 
     An item's record may hold `source_digest`, the digest of the source that was measured: if another one is rendered now it
     is refused, because what is recorded would not be true of it. Raises UsageError for that, for a kernel without
-    frontend.py, for an architecture that nothing can be built for; TemplateError and CompileError.
+    function.py, for an architecture that nothing can be built for; TemplateError and CompileError.
     """
     kernel = load_kernel(parts[0].kernel)
-    frontend = _frontend_of(kernel)
+    offered = _offered_by(kernel)
     manifest, files = build_package(kernel, parts)
     if any(part.few for part in parts):
         manifest["variants"] = _merged(manifest["variants"], files)
@@ -97,11 +99,7 @@ def make_package(*parts: ExportRequest) -> Contents:
     files["__init__.py"] = f"{introduction}\n{INIT}".encode()
     files["__main__.py"] = MAIN.encode()
     files |= {f"runtime/{path.name}": path.read_bytes() for path in _RUNTIME.iterdir() if path.suffix in (".py", ".h")}
-    for path in (frontend, frontend.with_name(_NATIVE_FRONTEND)):
-        if path.is_file():
-            files[path.name] = path.read_bytes()
-            files |= _shared_by(kernel, path.read_text(encoding="utf-8"))
-    return manifest, files
+    return manifest, files | offered
 
 
 def with_backward(format: str, make: Callable[..., Contents]) -> Callable[..., Contents]:
@@ -180,17 +178,61 @@ def _importable_package(*parts: ExportRequest) -> Contents:
     return make_package(*parts)
 
 
-def _frontend_of(kernel: Kernel) -> Path:
-    """Raises UsageError if it has none, KernelError if it does not say what is public (__all__; it is not run)."""
-    path = kernel.folder / FRONTEND_FILE
-    if not path.is_file():
+def _offered_by(kernel: Kernel) -> dict[str, bytes]:
+    """What makes and judges the function that PyTorch code calls, files by name. Raises UsageError if the kernel has neither
+    a statement of it nor a frontend, KernelError for what cannot be read; neither is run."""
+    stated, frontend = (kernel.folder / file for file in FUNCTION_FILES)
+    if frontend.is_file():
+        if not re.search(r"^__all__ = ", frontend.read_text(encoding="utf-8"), re.MULTILINE):
+            raise KernelError(f"{frontend} does not say what is public: define __all__ = [...]")
+        found = dict[str, bytes]()
+        for path in filter(Path.is_file, (frontend, kernel.folder / _NATIVE_FRONTEND)):
+            found |= {path.name: path.read_bytes()} | _shared_by(kernel, path.read_text(encoding="utf-8"))
+        return found
+    if not stated.is_file():
         raise UsageError(
-            f"kernel {kernel.name!r} has no {FRONTEND_FILE} in {kernel.folder}, the function that PyTorch code would call:"
+            f"kernel {kernel.name!r} has no {stated.name} in {kernel.folder}, the function that PyTorch code would call:"
             " write one like that of a kernel which evo new NAME makes, or export a record of it with --format t4"
         )
-    if not re.search(r"^__all__ = ", path.read_text(encoding="utf-8"), re.MULTILINE):
-        raise KernelError(f"{path} does not say what is public: define __all__ = [...]")
-    return path
+    return _imported(kernel, "kernel.py", stated.name)
+
+
+def _imported(kernel: Kernel, *first: str) -> dict[str, bytes]:
+    """Modules of a kernel and what they import of its folder, of families and of evo.problem, by their names in a package,
+    where they refer to each other. Raises KernelError for an import of something that a package cannot have."""
+    found, waiting = dict[str, bytes](), list(first)
+    while waiting:
+        name = waiting.pop()
+        if name in found or name.startswith("runtime/"):
+            continue
+        path = next(filter(Path.is_file, _places_of(kernel, name)), None)
+        if path is None:
+            raise KernelError(f"the modules of kernel {kernel.name!r} import {name}, which is not in {kernel.folder}")
+        text = path.read_text(encoding="utf-8")
+        dots = "." * (name.count("/") + 1)
+        renamed = {"problem": f"{dots}problem", "errors": f"{dots}problem.errors", "runtime": f"{dots}runtime"}
+        for part, to in renamed.items():
+            text = re.sub(rf"^(\s*)from evo\.{part}\b", rf"\1from {to}", text, flags=re.MULTILINE)
+        found[name] = text.encode()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                above = name.split("/")[: -node.level]
+                module = [*above, *(node.module or "").split(".")] if node.module else above
+                as_file = "/".join(module) + ".py"
+                if as_file.startswith("runtime/") or (node.module and any(p.is_file() for p in _places_of(kernel, as_file))):
+                    waiting.append(as_file)
+                else:
+                    waiting += ["/".join([*module, alias.name]) + ".py" for alias in node.names]
+    return found
+
+
+def _places_of(kernel: Kernel, name: str) -> list[Path]:
+    """Where a module of a package may come from."""
+    if name == "problem/errors.py":
+        return [_RUNTIME.parent / "errors.py"]
+    if name.startswith("problem/"):
+        return [_RUNTIME.parent / name]
+    return [kernel.folder / name, template_root() / name]
 
 
 def _shared_by(kernel: Kernel, frontend: str) -> dict[str, bytes]:

@@ -35,8 +35,8 @@ _V = TypeVar("_V", bound=Value)
 UNFILLED = "# FILL IN: "
 """In a kernel.py that `evo new` has written, before what only its user knows."""
 
-FRONTEND_FILE = "frontend.py"
-"""What an exported module offers; copied into it."""
+FUNCTION_FILES = ("function.py", "frontend.py")
+"""Either says what an exported module offers: the statement of its function, or the module itself."""
 
 Tensors = Mapping[str, "torch.Tensor | None"]
 """Tensor arguments by name; None for an optional one that is left out."""
@@ -545,8 +545,8 @@ class Kernel:
 
 def kernel_digest(folder: Path) -> str:
     """sha256 over what decides a search: the folder's Python files and templates, and what they name of the folders that
-    kernels share, whose names start with an underscore; but for the export's frontend, and the .py and .h in _shared, which
-    frontends share. The kernel need not be loaded for that, and may lie anywhere."""
+    kernels share, whose names start with an underscore; but for what an export offers (`FUNCTION_FILES`), and the .py and .h
+    in _shared, which frontends share. The kernel need not be loaded for that, and may lie anywhere."""
     kept, root = {".py", ".j2", ".cu", ".cpp", ".cuh", ".h"}, template_root()
     shared: dict[str, list[Path]] = {}
     for path in sorted(root.glob("_*/**/*")):
@@ -555,7 +555,7 @@ def kernel_digest(folder: Path) -> str:
     found, waiting = dict[Path, bytes](), list(folder.rglob("*"))
     while waiting:
         path = waiting.pop()
-        if path in found or path.suffix not in kept or path.stem == Path(FRONTEND_FILE).stem:
+        if path in found or path.suffix not in kept or path.stem in (Path(file).stem for file in FUNCTION_FILES):
             continue
         found[path] = path.read_bytes()
         # A pattern that begins with a literal is found 20 times as fast as one that begins with a condition.

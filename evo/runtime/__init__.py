@@ -59,6 +59,7 @@ _PROVIDERS = {
     "Table": "trial",
     "addresses": "frontend",
     "derive": "frontend",
+    "frontend_of": "function",
     "main": "commands",
     "workspace": "frontend",
 }

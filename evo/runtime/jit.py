@@ -85,9 +85,8 @@ class Jit:
             arch = compiler.arch_for((properties.major, properties.minor), variant.arch)
             how = [str(compiler), arch, properties.name, str(driver_version())]
         # What is kept was found right with these, and is looked at again with others.
-        frontends = [p for folder in package.folders for p in sorted(folder.glob("_shared/*.py"))]
-        judges = [*frontends, *(Path(__file__).with_name(name) for name in ("trial.py", "tolerance.py"))]
-        judged = [*flags, *how, torch.__version__, package.read("frontend.py"), *(p.read_bytes() for p in judges)]
+        judges = [Path(__file__).with_name(name) for name in ("judged.py", "trial.py", "tolerance.py")]
+        judged = [*flags, *how, torch.__version__, *(p.read_bytes() for p in (*package.modules(), *judges))]
         name = f"compiled-{digest(text, *(headers[n] for n in sorted(headers)), *judged)}"
         before = kept(name)
         if before is None and variant.size is not None:

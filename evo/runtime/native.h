@@ -380,6 +380,8 @@ void add_kernels(Operator&, torch::Library&);
 PyObject* call(Operator&, PyObject* const*);
 PyObject* explain(Operator&, PyObject* const*);
 
+py::object* python_original = nullptr;  // the function that is stood in for, where it is no operator of PyTorch's
+
 enum { NONE, PAY, ALL };  // calls that record gradients that are served, as in native.py
 
 // Of one package. Never destroyed: the dispatcher refers to it.
@@ -487,5 +489,6 @@ PYBIND11_MODULE(evo_native, module) {
             [](Operator& op, py::object describe, py::object retire, const py::list& dimensions) {
                 op.backward = std::make_unique<Table>(std::move(describe), std::move(retire), dimensions);
             })
+        .def("use_original", [](Operator&, py::object function) { python_original = new py::object(std::move(function)); })
         .def("serve_gradients", [](Operator& op, int which) { op.gradients = which; });
 }

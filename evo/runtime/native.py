@@ -1,4 +1,4 @@
-"""The native launcher: frontend.cpp, built once on this machine by PyTorch's own extension builder, and loaded from then on.
+"""The native launcher, built once on this machine by PyTorch's own extension builder, and loaded from then on.
 
 It needs a C++ compiler, ninja and Python's headers when it is built, and no CUDA toolkit. What was built is kept for each
 version of PyTorch and Python. A package for which there is none launches from Python instead.
@@ -27,7 +27,7 @@ from .dispatch import Dispatch
 from .package import CACHE_VARIABLE, Unavailable, cache_folder, digest
 
 _SOURCE = "frontend.cpp"
-_HEADERS = ("choice.h", "driver.h", "native.h")
+_HEADERS = ("call.h", "choice.h", "driver.h", "function.h", "native.h")
 _RUNTIME = Path(__file__).resolve().parent
 _FLAGS = ("-O2", "-fvisibility=hidden")
 _MODULE = "evo_native"
@@ -43,7 +43,8 @@ class Native:
 
     operator: its name among torch.ops. fake: what the operator gives for tensors without data. use(call): told the
     function to call, once there is one: the arguments by position; None: leave it to PyTorch. backward: of the package
-    within this one that computes gradients.
+    within this one that computes gradients. source: its code, where that does not lie in the package as frontend.cpp.
+    original: the function of Python that it stands in for, if that is no operator of PyTorch's.
     """
 
     def __init__(
@@ -53,6 +54,9 @@ class Native:
         fake: Callable[..., Any],
         use: Callable[[Native], None],
         backward: Dispatch | None = None,
+        *,
+        source: str | None = None,
+        original: Callable[..., Any] | None = None,
     ) -> None:
         self.call: Callable[..., Any] | None = None
         self.explain: Callable[..., str] | None = None
@@ -60,7 +64,7 @@ class Native:
         self.reason = ""
         """Why there is none; empty if there is one."""
         self._dispatch, self._package, self._name, self._fake, self._use = dispatch, dispatch.package, operator, fake, use
-        self._backward = backward
+        self._backward, self._source, self._original = backward, source, original
         self._extension: Any = None
         try:
             library = self._library(create=False)
@@ -77,7 +81,7 @@ class Native:
         try:
             library = self._library(create=True)
             if not library.is_file():
-                _build(library, self._package.path(_SOURCE), self._package.folders)
+                _build(library, self._source or self._package.path(_SOURCE), self._package.folders)
             if self.call is None:
                 self._load(library)
         except Unavailable as reason:
@@ -100,10 +104,13 @@ class Native:
                 "the folder to keep it in must be this user's and writable by nobody else (chmod go-w); name one in"
                 f" {CACHE_VARIABLE}"
             )
-        if not self._package.path(_SOURCE).is_file():
-            raise Unavailable("this package has none")
         exported: dict[str, str] = self._package.manifest.get("files", {})
-        source = self._package.read(_SOURCE, exported.get(_SOURCE))
+        if self._source is not None:
+            source = self._source.encode()
+        elif self._package.path(_SOURCE).is_file():
+            source = self._package.read(_SOURCE, exported.get(_SOURCE))
+        else:
+            raise Unavailable("this package has none")
         included = sorted(h for h in self._package.headers(source) if not h.startswith("runtime/"))
         texts = [source, *(self._package.read(h, exported.get(h)) for h in included)]
         texts += [(_RUNTIME / h).read_bytes() for h in _HEADERS]
@@ -122,6 +129,8 @@ class Native:
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
             self._extension = module.Operator(space, *_table(self._dispatch))
+            if self._original is not None:
+                self._extension.use_original(self._original)
             if self._backward is not None:
                 self._extension.use_backward(*_table(self._backward))
                 self._backward.native = self._extension
@@ -142,12 +151,15 @@ def _table(dispatch: Dispatch) -> tuple[Any, ...]:
     return dispatch.family, dispatch.retire, dimensions
 
 
-def _build(library: Path, source: Path, folders: Iterable[Path]) -> None:
-    """folders: of local headers, beside the run time's. Raises Unavailable."""
+def _build(library: Path, source: str | Path, folders: Iterable[Path]) -> None:
+    """source: the code, or a file of it. folders: of local headers, beside the run time's. Raises Unavailable."""
     with temporary_folder(library.parent) as folder, library.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # which ends with its process, however that ends
         if library.is_file():  # another process has built it meanwhile
             return
+        if isinstance(source, str):
+            (written := folder / "function.cpp").write_text(source, encoding="utf-8")
+            source = written
         request = {
             "name": _MODULE,
             "sources": [str(source)],

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -19,12 +20,12 @@ MANIFEST = "manifest.json"
 CACHE_VARIABLE = "EVO_KERNELS_CACHE"
 
 INIT = """\
-from .runtime import Package
+from .runtime import Package, frontend_of
 
 PACKAGE = Package(__name__, __path__)
-
-from .frontend import *
-from .frontend import __all__
+frontend = frontend_of(PACKAGE)
+__all__ = frontend.__all__
+globals().update({name: getattr(frontend, name) for name in __all__})
 """
 """__init__.py of a package, less its docstring."""
 
@@ -264,6 +265,12 @@ class Package:
     def path(self, name: str) -> Path:
         """Of a file of the package; it need not exist."""
         return next((p for p in (folder / name for folder in self.folders) if p.is_file()), self.folders[0] / name)
+
+    def modules(self) -> list[Path]:
+        """Files of what was imported of the package beside its run time, in order: what its function is, and its judges."""
+        own = [module for name, module in sys.modules.items() if name.startswith(f"{self.name}.")]
+        files = {Path(file) for module in own if (file := getattr(module, "__file__", None))}
+        return sorted(p for p in files if p.is_file() and p.parent.name not in ("runtime", BACKWARD))
 
     def read(self, name: str, sha256: str | None = None) -> bytes:
         """A file's bytes. Raises Unavailable if it is missing or, where a digest is given, not the one exported."""

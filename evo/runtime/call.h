@@ -1,0 +1,91 @@
+// Arguments of a call as native_code.py writes them: their types, how they are read from Python, and what expressions ask.
+#pragma once
+
+#include <ATen/OpMathType.h>
+#include <c10/util/accumulate.h>
+#include <torch/csrc/Dtype.h>
+
+#include "native.h"
+
+namespace {
+
+using at::Tensor;
+const char* const OVERRIDDEN = "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved";
+const char* const NO_PLAIN_TENSOR = "an argument is no plain tensor, but a tensor subclass or something else";
+
+// Sizes that a call gives. They are kept here, as many as any tensor has in practice.
+struct Ints {
+    std::array<std::int64_t, 8> kept{};
+    size_t count = 0;
+
+    Ints() = default;
+    Ints(c10::IntArrayRef given) : count(given.size()) {
+        TORCH_CHECK(count <= kept.size(), "more than ", kept.size(), " sizes are given");
+        std::copy(given.begin(), given.end(), kept.begin());
+    }
+    operator c10::IntArrayRef() const { return {kept.data(), count}; }
+    size_t size() const { return count; }
+};
+
+inline bool read_as(PyObject* object, bool& found) {
+    found = object == Py_True;
+    return PyBool_Check(object);
+}
+
+inline bool read_as(PyObject* object, std::int64_t& found) {
+    if (!PyLong_CheckExact(object)) return false;
+    int beyond = 0;
+    found = PyLong_AsLongLongAndOverflow(object, &beyond);
+    return !beyond;
+}
+
+inline bool read_as(PyObject* object, double& found) {
+    if (!PyFloat_CheckExact(object) && !PyLong_CheckExact(object)) return false;
+    found = PyFloat_AsDouble(object);
+    if (!PyErr_Occurred()) return true;
+    PyErr_Clear();  // an int that is too large
+    return false;
+}
+
+inline bool read_as(PyObject* object, c10::ScalarType& found) {
+    if (!THPDtype_Check(object)) return false;
+    found = reinterpret_cast<THPDtype*>(object)->scalar_type;
+    return true;
+}
+
+// Equal is not enough: PyTorch refuses 64.0 for 64.
+inline bool read_as(PyObject* object, Ints& found) {
+    const bool is_list = PyList_CheckExact(object);
+    if (!is_list && !PyTuple_Check(object)) return false;
+    found.count = static_cast<size_t>(PySequence_Fast_GET_SIZE(object));
+    if (found.count > found.kept.size()) return false;
+    for (size_t i = 0; i < found.count; ++i)
+        if (!read_as(PySequence_Fast_GET_ITEM(object, static_cast<Py_ssize_t>(i)), found.kept[i])) return false;
+    return true;
+}
+
+template <class Value>
+bool read_as(PyObject* object, std::optional<Value>& found) {
+    Value value{};
+    if (!read_as(object, value)) return false;
+    found = value;
+    return true;
+}
+
+inline const Tensor* pointer(const std::optional<Tensor>& tensor) { return tensor && tensor->defined() ? &*tensor : nullptr; }
+inline std::optional<Tensor> optional(const Tensor* tensor) { return tensor ? std::optional<Tensor>(*tensor) : std::nullopt; }
+inline const void* address_of(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
+
+// Of sizes or strides, as Python counts: from the end where `index` is negative. There must be as many.
+inline std::int64_t item_of(c10::IntArrayRef all, std::int64_t index) {
+    return all[static_cast<size_t>(index < 0 ? index + static_cast<std::int64_t>(all.size()) : index)];
+}
+
+inline c10::IntArrayRef part_of(c10::IntArrayRef all, std::optional<std::int64_t> from, std::optional<std::int64_t> to) {
+    const auto count = static_cast<std::int64_t>(all.size());
+    const auto place = [count](std::int64_t n) { return std::min(std::max<std::int64_t>(n < 0 ? n + count : n, 0), count); };
+    const std::int64_t first = place(from.value_or(0)), last = place(to.value_or(count));
+    return all.slice(static_cast<size_t>(first), static_cast<size_t>(std::max(last - first, std::int64_t(0))));
+}
+
+}  // namespace

@@ -1,0 +1,425 @@
+"""The Python launcher of a function that a kernel states (statement.py), and all that a package offers beside it.
+
+From function.py of a kernel's folder a module is made, as somebody would write it for one kernel alone: the function, its
+modules, `explain`, `patch`, `also_serve`, what torch.compile sees, gradients. Its code is text that is compiled when the
+package is imported, so that a call costs what its conditions cost and no more. native_code.py writes the same of the native
+launcher; judged.py has the calls by which variants are judged.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib import import_module
+from math import prod
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from . import frontend as shared
+from .dispatch import Dispatch
+from .expression import Parameter, in_python, names_in, shapes_in, strides_in
+from .judged import Judge
+from .native import ALL, NONE, Native
+from .native_code import native_code
+from .package import Package
+from .statement import Bound, Function
+
+_ALWAYS = ("also_serve", "build", "explain", "patch", "variants")
+_WORDS = {
+    "int": "{0} is not an int",
+    "float": "{0} is not a number",
+    "bool": "{0} is not a bool",
+    "ScalarType": "{0} is not a dtype",
+    "int[]": "{0} is not a tuple or list of sizes",
+    "Tensor": "{0} is not a tensor",
+}
+_WRONG = {
+    "int": "type({0}) is not int",
+    "float": "type({0}) not in _NUMBERS",
+    "bool": "type({0}) is not bool",
+    "ScalarType": "type({0}) is not _dtype",
+    "int[]": "type({0}) not in _SEQUENCES or not {{*map(type, {0})}} <= _INT",
+    "Tensor": "not isinstance({0}, Tensor)",
+}
+"""What is true of an argument of another type."""
+
+
+def frontend_of(package: Package) -> ModuleType:
+    """The module with what a package offers: its frontend.py if somebody has written one, else what follows from the
+    statement in its function.py."""
+    name = f"{package.name}.frontend"
+    if package.path("frontend.py").is_file():
+        return import_module(name)
+    function: Function = import_module(f"{package.name}.function").FUNCTION
+    kernel = import_module(f"{package.name}.kernel").KERNEL
+    found = sys.modules[name] = ModuleType(name, f"`{function.name}`, as function.py states it.")
+    try:
+        _Launcher(package, kernel, function, found).fill()
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return found
+
+
+class _Launcher:
+    """Fills the module of one function."""
+
+    def __init__(self, package: Package, kernel: Any, function: Function, module: ModuleType) -> None:
+        self._package, self._module, self._bound = package, module, Bound(function, kernel)
+        self._kernel, self._function, self._parameters = kernel, function, function.parameters
+
+    def fill(self) -> None:
+        function, m = self._function, self._module
+        original: Any = function.original
+        if isinstance(original, str):
+            path, _, name = original.rpartition(".")
+            original = getattr(import_module(path), name)  # as it is now: it may be replaced by ours later
+        text = "\n\n".join(self._parts())
+        file = f"<{m.__name__}, of function.py>"
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        vars(m).update(shared=shared, torch=torch, PACKAGE=self._package, ORIGINAL=original, ALL=ALL, **_CONSTANTS)
+        vars(m).update(_call=None, _in_graphs=False, _recording=ALL if function.gradient else NONE)
+        m.DISPATCH = Dispatch(self._package, m)  # type: ignore[attr-defined]
+        exec(compile(text, file, "exec"), vars(m))
+        own: FunctionType = getattr(m, function.name)
+        own.__doc__ = f"As {function.path or original.__name__}, for every input."
+        if isinstance(original, BuiltinFunctionType):  # torch.jit.script has PyTorch's in its place
+            torch.jit._builtins._register_builtin(own, f"aten::{original.__name__}")
+        else:
+            own.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
+        classes = {}
+        for name, (parent, _) in function.modules.items():
+            path, _, of = parent.rpartition(".")
+            theirs = getattr(import_module(path), of)
+            ours = type(name, (theirs,), {"forward": getattr(m, f"_forward_{name}"), "__module__": self._package.name})
+            ours.__doc__ = f"As {parent}: same constructor, parameters and state_dict."
+            classes[theirs] = ours
+            setattr(m, name, ours)
+        judge = Judge(self._package, self._bound, m)
+        vars(m).update(exact=judge.exact, comparable=judge.comparable, cases=judge.cases, timed=judge.timed)
+        vars(m).update(served_sizes=judge.served_sizes, DATA_DECIDE=function.data_decide)
+        code = native_code(self._bound, self._package)
+        by_python = None if function.operator else vars(m)["_of_looked_at"]
+        m.NATIVE = Native(  # type: ignore[attr-defined]
+            m.DISPATCH, function.name, vars(m)["_fake"], partial(_use, m), source=code, original=by_python
+        )
+        m.patch = _patch_of(function, own, classes)  # type: ignore[attr-defined]
+        m.also_serve, m.build = partial(_also_serve, m), partial(_build, m)  # type: ignore[attr-defined]
+        m.also_serve.__doc__, m.build.__doc__ = _also_serve.__doc__, _build.__doc__
+        m.variants = m.DISPATCH.variants  # type: ignore[attr-defined]
+        m.__all__ = sorted({function.name, *function.modules, *_ALWAYS})  # type: ignore[attr-defined]
+
+    # -- the text -------------------------------------------------------------------------------------------------
+
+    def _parts(self) -> Iterator[str]:
+        function = self._function
+        heads = ", ".join(self._head(p) for p in self._with_star())
+        names, looked = ", ".join(self._parameters), ", ".join(function.looked_at)
+        original = f"ORIGINAL({', '.join(self._passed())})"
+        yield f"""\
+def {function.name}({heads}):
+    if _is_compiling():
+        _found = _compiled({names})
+    elif _call is not None:
+        _found = _call({looked})
+    else:
+        _found = served(DISPATCH, {names})
+    return {original} if _found is None else _found"""
+        positional = ", ".join(self._head(p) for p in self._parameters.values())
+        yield f"""\
+def SUBJECT({positional}):
+    return {function.name}({", ".join(f"{n}={n}" if p.keyword else n for n, p in self._parameters.items())})"""
+        yield f"""\
+def _original({positional}):
+    return {original}"""
+        yield f"def _of_looked_at({looked}):\n    return _original({', '.join(f'{n}={n}' for n in function.looked_at)})"
+        yield f"""\
+def explain({positional}):
+    \"\"\"Which way such a call takes here and now: "variant 0 (...)", or "PyTorch: " and the reason.\"\"\"
+    if _is_compiling():
+        return "within torch.compile: PyTorch's operation, unless also_serve(compiled=True) was called"
+    if NATIVE.explain is not None:
+        _found = NATIVE.explain({looked})
+        return _found if _found.startswith("PyTorch") else f"{{_found}}, native launcher"
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not _recording):  # the same variant serves calls that record
+        _found = _choose(DISPATCH, {names})
+    if isinstance(_found, str):
+        return f"PyTorch: {{_found}}"
+    return f"{{_found[0].variant}}{{_found[0].how}}, Python launcher\""""
+        yield self._choose(positional)
+        yield self._served(positional, names)
+        yield self._record(names)
+        yield self._compiled(names)
+        for name, (_, call) in function.modules.items():
+            given = [n for n in names_in(call) if n in self._parameters]
+            yield f"def _forward_{name}(self, {', '.join(given)}):\n    return {call}"
+
+    def _with_star(self) -> Iterator[Parameter | None]:
+        """The parameters; None stands for the star before those that are given by name alone."""
+        before = False
+        for parameter in self._parameters.values():
+            if parameter.keyword and not before:
+                before = True
+                yield None
+            yield parameter
+
+    @staticmethod
+    def _head(parameter: Parameter | None) -> str:
+        if parameter is None:
+            return "*"
+        return parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
+
+    def _passed(self) -> Iterator[str]:
+        for name, parameter in self._parameters.items():
+            value = self._function.passes.get(name, name)
+            yield f"{name}={value}" if parameter.keyword else value
+
+    def _choose(self, positional: str) -> str:
+        """A call out of the table with addresses of the tensors, or why PyTorch is to do it."""
+        function, lines = self._function, list[str]()
+        for name in function.looked_at:
+            parameter = self._parameters[name]
+            given = f"{name} is not None and " if parameter.optional else ""
+            wrong = _WRONG[parameter.type].format(name)
+            lines += [f"if {given}({wrong}):", f"    return {_WORDS[parameter.type].format(name)!r}"]
+            if parameter.type == "int[]":
+                lines.append(f"{name} = tuple({name})")
+        first = self._bound.first
+        lines += [f"_at = addresses({', '.join(self._bound.together)})", "if type(_at) is str:", "    return _at"]
+        for name in function.apart:
+            lines += [
+                f"_of = addresses({name})",
+                "if type(_of) is str:",
+                "    return _of",
+                f"if {name} is not None and {name}.device != {first}.device:",
+                f"    return \"{name} is on another device\"",
+                "_at += _of",
+            ]
+        sizes = [self._bound.size(d["name"]) for d in self._package.dimensions]
+        lines += self._locals([*function.fits.values(), *sizes])
+        for reason, text in function.fits.items():
+            lines += [f"if not ({in_python(text)}):", f"    return {reason!r}"]
+        lines += [
+            f"if {first}.is_cuda:",
+            f"    _device = {first}.get_device()",
+            f"elif {first}.is_cpu:",
+            "    _device = -1",
+            "else:",
+            f"    return f\"nothing was tuned for {{{first}.device.type}}\"",
+        ]
+        lines += [f"_chosen = _table[(_device, {first}.dtype, {', '.join(map(in_python, sizes))})]"]
+        lines += ["return _chosen if type(_chosen) is str else (_chosen, _at)"]
+        return f"def _choose(_table, {positional}):\n" + "\n".join(f"    {line}" for line in lines)
+
+    @staticmethod
+    def _locals(texts: list[str]) -> Iterator[str]:
+        for name in dict.fromkeys(name for text in texts for name in shapes_in(text)):
+            yield f"{name}_shape = () if {name} is None else {name}.shape"
+        for name in dict.fromkeys(name for text in texts for name in strides_in(text)):
+            yield f"{name}_stride = () if {name} is None else {name}.stride()"
+
+    def _served(self, positional: str, names: str) -> str:
+        """The result, launched from Python; None where PyTorch is to do it."""
+        function, bound, arguments = self._function, self._bound, self._kernel.arguments
+        lines = [
+            f"_found = _choose(_table, {names})",
+            "if _found is RECORDING:",
+            f"    return _record(_table, {names}) if _recording else None",
+            "if type(_found) is str:",
+            "    return None",
+            f"_chosen, ({''.join(f'at_{name}, ' for name in (*bound.together, *function.apart))}) = _found",
+        ]
+        for name in (argument for of, argument in bound.inputs.items() if bound.is_gathered(of)):
+            if not any(f"{name}.is_contiguous()" in text for text in function.fits.values()):
+                given = f"{name} is not None and " if self._parameters[name].optional else ""
+                # PyTorch's own kernels copy it, too.
+                lines += [f"if {given}not {name}.is_contiguous():", f"    {name} = {name}.contiguous()"]
+                lines += [f"    at_{name} = {name}.data_ptr()"]
+        numbers = [bound.number(a.name) for a in arguments if a.kind == "scalar" and a.name in self._kernel.options]
+        lines += self._locals(numbers + [text for text in bound.results.values() if text not in self._parameters])
+        for output, form in bound.results.items():
+            lines.append(f"{output}_ = {self._made(next(a for a in arguments if a.name == output), form)}")
+        if any(a.kind == "workspace" for a in arguments):
+            lines += [f"_held = workspace(_chosen, {bound.first})", "_memory = [t.data_ptr() for t in _held]"]
+        for tensor in bound.strided:
+            name, axes = bound.inputs.get(tensor, f"{tensor}_"), 1 + max(self._axes_of(tensor))
+            lines.append(f"stride_{tensor} = {(0,) * axes} if {name} is None else {name}.stride()")
+        # A mode that went unnoticed might have made a result something else than a plain tensor.
+        plain = " and ".join(f"type({output}_) is Tensor" for output in bound.results)
+        found = ", ".join(f"{output}_" for output in bound.results)
+        lines += [f"if {plain} and _chosen({', '.join(self._values())}):", f"    return {found}", "return None"]
+        return f"def served(_table, {positional}):\n" + "\n".join(f"    {line}" for line in lines)
+
+    def _axes_of(self, tensor: str) -> Iterator[int]:
+        for a in self._kernel.arguments:
+            if a.stride_of is not None and a.stride_of[0] == tensor:
+                yield a.stride_of[1]
+
+    def _made(self, argument: Any, form: str) -> str:
+        first = self._bound.first
+        dtype = {"problem": "", "opmath": f"_opmath({first}.dtype)"}.get(argument.dtype, f"torch.{argument.dtype}")
+        more = f", dtype={dtype}" if dtype else ""
+        if form in self._parameters:
+            dense = "" if argument.name in self._bound.strided else ", memory_format=_CONTIGUOUS"
+            return f"_empty_like({form}{more}{dense})"
+        return f"{first}.new_empty({in_python(form)}{more})"
+
+    def _values(self) -> Iterator[str]:
+        """What the entry point is called with, in order."""
+        bound, number = self._bound, 0
+        order = [d["name"] for d in self._package.dimensions]
+        for a in self._kernel.arguments:
+            if a.kind == "input":
+                yield f"at_{bound.inputs[a.name]}" if a.name in bound.inputs else "0"
+            elif a.kind == "output":
+                yield f"{a.name}_.data_ptr()" if a.name in bound.results else "0"
+            elif a.kind == "workspace":
+                yield f"_memory[{number}]"
+                number += 1
+            elif a.stride_of is not None:
+                yield f"stride_{a.stride_of[0]}[{a.stride_of[1]}]"
+            else:
+                yield f"_chosen.sizes[{order.index(a.name)}]" if a.name in order else in_python(bound.number(a.name))
+
+    def _record(self, names: str) -> str:
+        """A call that records gradients."""
+        function, tensors = self._function, ", ".join(self._function.given_tensors)
+        if function.gradient:
+            wanted = ", ".join(["torch.ops." + in_python(function.gradient), *["None"] * (len(function.given_tensors) - 1)])
+            kept, gradients = "_own, _own", [f"({tensors},), (result,) = _tensors, _kept", f"return ({wanted},)"]
+        else:
+            kept = "_own,"
+            gradients = [f"return shared.derive(lambda {tensors}: _original({names}), gradient, _tensors, _wanted)"]
+        lines = [
+            "with torch.no_grad():",
+            f"    if type(_choose(_table, {names})) is str:",
+            "        return None",
+            "def _run():",
+            f"    _own = served(_table, {names})",
+            f"    _own = _original({names}) if _own is None else _own",
+            f"    return {kept}",
+            "def _gradients(gradient, _kept, _tensors, _wanted):",
+            *(f"    {line}" for line in gradients),
+            f"return shared.Recorded.apply(_run, _gradients, {tensors})",
+        ]
+        return f"def _record(_table, {names}):\n" + "\n".join(f"    {line}" for line in lines)
+
+    def _compiled(self, names: str) -> str:
+        """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs; None:
+        PyTorch's operation. And what the operator gives for tensors without data."""
+        function, first = self._function, self._bound.first
+        asked = [text for text in function.fits.values() if not _concerns_memory(text)]
+        fixed = sorted({name for v in self._package.variants for name in v.fixed})
+        sizes = {name: self._bound.size(name) for name in fixed}
+        lines = ["if not _in_graphs or NATIVE.operator is None:", "    return None"]
+        lines += self._locals([*asked, *sizes.values()])
+        if not function.gradient:
+            recorded = " or ".join(f"({n} is not None and {n}.requires_grad)" for n in function.given_tensors)
+            lines += [f"if not _recording and torch.is_grad_enabled() and ({recorded}):", "    return None"]
+        lines += [f"if not ({in_python(text)}):\n        return None" for text in asked]
+        of = ", ".join(f"{name!r}: {in_python(text)}" for name, text in sizes.items())
+        lines += [
+            f"if PACKAGE.tuned({first}.device.type, str({first}.dtype)[6:], {{{of}}}):",
+            f"    return NATIVE.operator({', '.join(function.operands)})",
+            "return None",
+        ]
+        made = [self._made(a, self._bound.results[a.name]) for a in self._kernel.outputs() if a.name in self._bound.results]
+        fake = f"def _fake({', '.join(function.operands)}):\n    return {', '.join(made)}"
+        return f"def _compiled({names}):\n" + "\n".join(f"    {line}" for line in lines) + f"\n\n{fake}"
+
+
+def _concerns_memory(text: str) -> bool:
+    """Whether an expression asks where tensors lie, which is the operator's to look at when it runs."""
+    return bool(strides_in(text)) or "is_contiguous" in text or "backend" in names_in(text)
+
+
+_CONSTANTS: Mapping[str, Any] = {
+    "Tensor": torch.Tensor,
+    "prod": prod,
+    "addresses": shared.addresses,
+    "workspace": shared.workspace,
+    "backend": lambda name: _BACKENDS[name](),
+    "RECORDING": shared.RECORDING,
+    "_is_compiling": torch.compiler.is_compiling,
+    "_empty_like": torch.empty_like,
+    "_CONTIGUOUS": torch.contiguous_format,
+    "_NUMBERS": frozenset({int, float}),
+    "_INT": {int},
+    "_SEQUENCES": frozenset({tuple, list, torch.Size}),
+    "_dtype": torch.dtype,
+    "_opmath": lambda dtype: torch.promote_types(dtype, torch.float32),
+}
+_BACKENDS: Mapping[str, Any] = {
+    "math": torch.backends.cuda.math_sdp_enabled,
+    "flash": torch.backends.cuda.flash_sdp_enabled,
+    "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
+}
+
+
+def _use(module: Any, native: Native) -> None:
+    module._call = native.call
+    native.serve_gradients(module._recording)
+
+
+def _build(module: Any) -> str:
+    """Builds the native launcher, once a machine and version of PyTorch: half a minute. This process uses it from here on,
+    later ones from their start. Returns where it lies. Raises RuntimeError, with what is missing here."""
+    return str(module.NATIVE.build())
+
+
+def _also_serve(
+    module: Any,
+    *,
+    gradients: bool | None = None,
+    compiled: bool | None = None,
+    untuned: bool | None = None,
+    slower: bool | None = None,
+    measure: bool | None = None,
+) -> None:
+    """What else variants serve; None leaves it as it is.
+
+    gradients: calls that record gradients, which then have the same results as those that record none. On at first where
+    the kernel states how the gradient follows from the result. Else off: the forward pass is then a variant's, and for the
+    backward pass PyTorch computes its own forward pass again and differentiates it.
+    compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
+    stands as one operation that nothing is fused with, in place of code that the compiler writes.
+    untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met, and compared
+    with PyTorch and float64. On at first on a GPU, where that takes part of a second; off on a CPU, where it takes seconds.
+    slower, off at first: problems whose nearest variant was measured, and PyTorch was faster.
+    measure, on at first: problems unlike all that were measured are served by the fastest in a short race of the two nearest
+    variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant.
+    """
+    if gradients is not None:
+        module._recording = ALL if gradients else NONE
+        module.NATIVE.serve_gradients(module._recording)
+    if compiled is not None:
+        module._in_graphs = compiled
+    module.DISPATCH.also_serve(untuned=untuned, slower=slower, measure=measure)
+
+
+def _patch_of(function: Function, own: FunctionType, classes: Mapping[type, type]) -> Any:
+    functions = {function.name: own} if function.path.startswith("torch.nn.functional.") else {}
+    if not classes:
+
+        def patch() -> shared.Patch:
+            """Has the whole process use this in torch.nn.functional: until `undo` of what is returned, or to the end of the
+            block that it opens."""
+            return shared.Patch(functions)
+
+        return patch
+
+    def patch_model(model: torch.nn.Module | None = None) -> shared.Patch:
+        """Has existing models use this: until `undo` of what is returned, or to the end of the block that it opens.
+
+        With a model: its modules of PyTorch's class become this package's. Without: the function in torch.nn.functional is
+        ours, for the whole process.
+        """
+        return shared.Patch(functions) if model is None else shared.Patch(model=model, classes=classes)
+
+    patch_model.__name__ = "patch"
+    return patch_model

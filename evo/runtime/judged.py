@@ -1,0 +1,210 @@
+"""Calls of a function by which its variants are judged, as the kernel itself has them: its cases, inputs and reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from itertools import cycle
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .expression import in_python, shapes_in, strides_in
+from .package import Package
+from .statement import Bound, Function
+
+_MOST_ELEMENTS = 1 << 24
+"""Of a case's largest tensor."""
+
+
+class Judge:
+    """What the module of a function offers to trials, `check` and `bench`: see __init__.py. Problems of the kernel become
+    calls of the function, and calls problems, by its statement."""
+
+    def __init__(self, package: Package, bound: Bound, module: ModuleType) -> None:
+        self._package, self._bound, self._module = package, bound, module
+        self._kernel, self._function, self._parameters = bound.kernel, bound.function, bound.function.parameters
+        self._problem_of = _evaluator(bound.function)
+
+    # -- from a problem to a call -----------------------------------------------------------------------------------
+
+    def timed(self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Any, ...]:
+        """Arguments of a call of these sizes. Raises ValueError where no call has them."""
+        workload = self._workload(sizes, dtype)
+        args = self._call_of(workload, self._kernel.data[0], torch.Generator(device).manual_seed(seed))
+        if args is None:
+            raise ValueError(f"no call of {self._function.name} is the problem {workload.key}")
+        return args
+
+    def served_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes, changed into such as the kernel takes where they restrict each other."""
+        repair = import_module(type(self._kernel).__module__.rpartition(".")[0] + ".repair")  # of the engine, or its copy
+        dtype = self._package.variants[0].dtype
+        found = repair.repaired(self._kernel, self._workload(sizes, getattr(torch, dtype)), pinned=(), about=())
+        return dict(sizes) if found is None else {**sizes, **dict(found.dims)}
+
+    def cases(
+        self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device, seed: int
+    ) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """The kernel's own cases for a variant of these sizes, as far as calls of the function are such problems; some of
+        them laid out otherwise in memory; and some that are left to PyTorch."""
+        workload = self._workload(sizes, dtype)
+        generator = torch.Generator(device).manual_seed(seed)
+        layouts, usual = cycle(_LAYOUTS.items()), None
+        for case in self._kernel.cases(device.type, workload):
+            if case.far or max(self._elements(case.workload), default=0) > _MOST_ELEMENTS:
+                continue
+            args = self._call_of(case.workload, case.data, generator)
+            if args is None:
+                continue
+            offset = case.offset if isinstance(case.offset, int) else case.offset[0]
+            if offset:
+                args = tuple(_shifted(arg, offset) for arg in args)
+            yield case.name, args
+            usual = usual or args
+            name, arranged = next(layouts)
+            other = arranged(args[0]) if usual is not args and case.data == self._kernel.data[0] else None
+            if other is not None and self._same_problem(args, (other, *args[1:])):
+                yield f"{case.name}, {name}", (other, *args[1:])
+
+    def _elements(self, workload: Any) -> Iterator[int]:
+        dims = dict(workload.dims)
+        for a in self._kernel.arguments:
+            if a.kind in ("input", "output") and a.shape:
+                yield prod(dims[name] for name in a.shape)
+
+    def _workload(self, sizes: Mapping[str, int], dtype: torch.dtype) -> Any:
+        """The kernel's problem of these sizes, among which are the options that are compiled in."""
+        kernel = self._kernel
+        dims = {d.name: sizes[d.name] for d in kernel.dimensions}
+        options = {n: type(v)(sizes[n]) if n in sizes else v for n, v in kernel.options.items()}
+        like = next(w for found in kernel.workloads.values() for w in found)
+        return type(like).of(dims, str(dtype).removeprefix("torch."), options)
+
+    def _call_of(self, workload: Any, data: str, generator: torch.Generator) -> tuple[Any, ...] | None:
+        """Arguments, by position, of a call that is this problem; None where none is."""
+        if "+" in data:
+            return None
+        inputs = self._kernel.inputs(workload, data, generator)
+        problem = {**dict(workload.dims), **dict(workload.options)}
+        argument = {a: k for k, a in self._function.tensors.items()}
+        found = []
+        for name, parameter in self._parameters.items():
+            if name in argument:
+                found.append(inputs[argument[name]])
+            elif name in self._function.call:
+                found.append(eval(self._function.call[name], {"torch": torch, **problem}))  # the statement's own
+            elif name in problem:
+                found.append(problem[name])
+            elif parameter.default is not None:
+                found.append(eval(parameter.default, {"torch": torch}))
+            else:
+                raise ValueError(f"`call` of the function says nothing of argument {name!r}")
+        args = tuple(found)
+        sizes, options = self._problem_of(args)
+        same = {**dict(workload.options), **options} == dict(workload.options) and sizes == dict(workload.dims)
+        return args if same and self._asks_for_the_same(workload) else None
+
+    def _asks_for_the_same(self, workload: Any) -> bool:
+        """Whether the function has a result for each output that a problem asks for, and an argument for each input."""
+        wanted = {a.name for a in self._kernel.outputs(workload)}
+        given = {a.name for a in self._kernel.arguments if a.kind == "input" and a.optional and workload.option(a.name)}
+        return wanted == {*self._bound.results} and given <= {*self._function.tensors}
+
+    def _same_problem(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+        return bool(self._problem_of(one) == self._problem_of(other))
+
+    # -- from a call to what is right ---------------------------------------------------------------------------------
+
+    def exact(self, *args: Any) -> Any:
+        """The kernel's reference of float64 copies, for a call that is one of its problems; else PyTorch's own result."""
+        function, found = self._function, []
+        if isinstance(self._module._choose(_Anything(), *args), str):
+            own = self._module._original(*args)
+            return own.double() if isinstance(own, Tensor) and own.is_floating_point() else own
+        given = dict(zip(self._parameters, args, strict=True))
+        sizes, options = self._problem_of(args)
+        inputs = dict[str, Tensor | None]()
+        for a in self._kernel.arguments:
+            if a.kind == "input":
+                t = given[function.tensors[a.name]] if a.name in function.tensors else None
+                t = t.double() if t is not None and t.is_floating_point() else t
+                inputs[a.name] = t.reshape([sizes[n] for n in a.shape]) if t is not None and a.shape else t
+        dtype = given[function.given_tensors[0]].dtype
+        workload = self._workload({**{n: int(v) for n, v in options.items() if isinstance(v, bool)}, **sizes}, dtype)
+        every = {**dict(workload.options), **options}
+        workload = type(workload).of(sizes, workload.dtype, {n: every[n] for n in self._kernel.options})
+        outputs = self._kernel.reference(inputs, workload)
+        outputs = {next(iter(self._bound.results)): outputs} if isinstance(outputs, Tensor) else outputs
+        for name, form in self._bound.results.items():
+            like = given.get(form)
+            found.append(outputs[name].reshape(like.shape if like is not None else self._shape_of(form, args)))
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def comparable(self, *args: Any) -> Any:
+        """PyTorch's result, whose error ours may be twice: of aligned copies, since from other tensors some of PyTorch's
+        own kernels compute wrong results."""
+        copied = (t.clone() if isinstance(t, Tensor) and t.data_ptr() % 16 else t for t in args)
+        return self._module._original(*copied)
+
+    def _shape_of(self, form: str, args: tuple[Any, ...]) -> Any:
+        return _compiled(self._function, {"shape": form})(*args)["shape"]
+
+
+class _Anything(dict[Any, Any]):
+    """A table that has something for every problem."""
+
+    def __missing__(self, key: object) -> int:
+        return 0
+
+
+def _evaluator(function: Function) -> Callable[[tuple[Any, ...]], tuple[dict[str, int], dict[str, Any]]]:
+    """From arguments by position to dimensions and options."""
+    sizes, options = _compiled(function, function.sizes), _compiled(function, function.options)
+    optional = {k: a for k, a in function.tensors.items() if function.parameters[a].optional}
+    order = [*function.parameters]
+
+    def found(args: tuple[Any, ...]) -> tuple[dict[str, int], dict[str, Any]]:
+        there = {k: args[order.index(a)] is not None for k, a in optional.items()}
+        return sizes(*args), {**there, **options(*args)}
+
+    return found
+
+
+def _compiled(function: Function, texts: Mapping[str, str]) -> Callable[..., dict[str, Any]]:
+    """A function of the arguments that gives the values of expressions, by name."""
+    names = dict.fromkeys(name for text in texts.values() for name in shapes_in(text))
+    strided = dict.fromkeys(name for text in texts.values() for name in strides_in(text))
+    lines = [f"    {n}_shape = () if {n} is None else tuple({n}.shape)" for n in names]
+    lines += [f"    {n}_stride = () if {n} is None else {n}.stride()" for n in strided]
+    made = ", ".join(f"{key!r}: {in_python(text)}" for key, text in texts.items())
+    code = "\n".join([f"def found({', '.join(function.parameters)}):", *lines, f"    return {{{made}}}"])
+    space: dict[str, Any] = {"torch": torch, "prod": prod}
+    exec(code, space)
+    result: Callable[..., dict[str, Any]] = space["found"]
+    return result
+
+
+def _shifted(value: Any, offset: int) -> Any:
+    """A tensor with the same values, so many elements past an aligned address; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    memory = value.new_empty(value.numel() + offset)[offset:].view(value.shape)
+    return memory.copy_(value)
+
+
+def _leading_axes(t: Tensor) -> Tensor | None:
+    first = t.shape[0] if t.ndim else 0
+    return t.reshape(2, first // 2, *t.shape[1:]) if first > 2 and first % 2 == 0 else None
+
+
+_LAYOUTS: Mapping[str, Callable[[Tensor], Tensor | None]] = {
+    "transposed in memory": lambda t: t.mT.contiguous().mT if t.ndim > 1 else None,
+    "every other element": lambda t: torch.stack([t, t], -1).flatten(-2)[..., ::2] if t.ndim else None,
+    "another leading axis": _leading_axes,
+    "rows with gaps": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]] if t.ndim > 1 else None,
+}
+"""Tensors of the same elements, by how they lie in memory; None where one cannot lie so."""

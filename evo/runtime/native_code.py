@@ -1,0 +1,299 @@
+"""The native launcher of a function that a kernel states (statement.py): what of it is the function's own, as C++ code.
+
+function.h has the rest, which is the same for all. What this writes is in the order of that file's list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .expression import DTYPES, Parameter, in_cpp
+from .package import Package
+from .statement import Bound
+
+_FIELDS = {
+    "Tensor": "const Tensor*",
+    "int": "std::int64_t",
+    "int[]": "Ints",
+    "float": "double",
+    "bool": "bool",
+    "ScalarType": "c10::ScalarType",
+}
+_OPERANDS = {"Tensor": "const Tensor&", "int[]": "c10::IntArrayRef"}
+_SCALARS = {"int64": "std::int64_t", "int32": "std::int32_t", "float32": "float", "float64": "double"}
+
+
+def native_code(bound: Bound, package: Package) -> str:
+    """The source of the launcher. Raises CodeError for an expression that has no translation."""
+    return "\n".join(_Writer(bound, package).parts())
+
+
+class _Writer:
+    def __init__(self, bound: Bound, package: Package) -> None:
+        function = bound.function
+        self._bound, self._package, self._function, self._kernel = bound, package, function, bound.kernel
+        self._read = {name: function.parameters[name] for name in function.looked_at}
+        self._operands = {name: self._read[name] for name in function.operands if name in self._read}
+        self._tensors, self._first, self._results = function.given_tensors, bound.first, bound.results
+        self._schema = self._find_schema()
+
+    def _find_schema(self) -> Mapping[str, bool] | None:
+        """Whether PyTorch's operator takes None, by argument of the function; None without an operator."""
+        if not self._function.operator:
+            return None
+        name = self._function.operator.partition("(")[0].removeprefix("aten.")
+        passed = [part.strip().partition("=") for part in self._function.operator.partition("(")[2].rstrip(")").split(",")]
+        names = [value.strip() or first.strip() for first, _, value in passed]
+        packet = getattr(torch.ops.aten, name)
+        for overload in (getattr(packet, one)._schema for one in packet.overloads()):
+            by_name = {a.name: str(a.type) for a in overload.arguments}
+            types = [
+                by_name.get(first.strip()) if value else str(a.type)
+                for (first, _, value), a in zip(passed, overload.arguments, strict=False)
+            ]
+            own = [self._function.parameters[n].type if n in self._function.parameters else "" for n in names]
+            if len(types) == len(names) and all(_alike(one, t) for one, t in zip(own, types, strict=True)):
+                return {n: str(t).startswith("Optional") for n, t in zip(names, types, strict=True)}
+        raise ValueError(f"operator {self._function.operator!r} of the function is none of PyTorch's")
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def parts(self) -> Iterator[str]:
+        function = self._function
+        yield f"// {function.name} as Python and PyTorch's dispatcher call it, by its statement. See runtime/function.h."
+        yield "#include <ATen/Context.h>"
+        yield from (f"#include <ATen/ops/{name}.h>" for name in self._headers())
+        yield '#include "runtime/call.h"\n\nnamespace {\n'
+        yield from self._arguments()
+        yield "}  // namespace\n"
+        yield '#include "runtime/function.h"\n\nnamespace {\n'
+        yield from self._reading()
+        yield from self._misfit()
+        yield from self._problem()
+        yield from self._launching()
+        yield from self._originals()
+        yield from self._operator()
+        yield "}  // namespace"
+
+    def _headers(self) -> Iterator[str]:
+        for text in (self._function.operator, self._function.gradient):
+            if text:
+                yield text.partition("(")[0].removeprefix("aten.")
+        yield from ("empty", "empty_like")
+
+    def _field(self, parameter: Parameter) -> str:
+        kind = _FIELDS[parameter.type]
+        return f"std::optional<{kind}>" if parameter.optional and parameter.type != "Tensor" else kind
+
+    def _arguments(self) -> Iterator[str]:
+        yield "// Of a call. Tensors that are not there are null."
+        yield "struct Arguments {"
+        yield from (f"    {self._field(p)} {n}_{{}};" for n, p in self._read.items())
+        count, tensors = len(self._tensors), ", ".join(f"{name}_" for name in self._tensors)
+        yield f"\n    std::array<const Tensor*, {count}> tensors() const {{ return {{{tensors}}}; }}"
+        yield f"    void set_tensors(const std::array<const Tensor*, {count}>& given) {{"
+        yield from (f"        {name}_ = given[{i}];" for i, name in enumerate(self._tensors))
+        yield "    }"
+        others = [n for n, p in self._operands.items() if p.type != "Tensor"]
+        yield "    template <class Visit> void visit(Visit visit) {"
+        yield from (f"        visit({name}_);" for name in others)
+        yield "    }\n};"
+        apart = [f"a.{name}" for name in self._function.apart]
+        yield f"constexpr size_t APART = {len(apart)};  // of the tensors, the last ones may have another dtype"
+        yield f"const Py_ssize_t ARGUMENTS = {len(self._read)};"
+        yield f"constexpr size_t RESULTS = {len(self._results)};"
+        yield f"const bool HAS_FORMULA = {str(bool(self._function.gradient)).lower()};"
+        yield f"const bool HAS_OPERATOR = {str(bool(self._function.operator)).lower()};"
+        casts = {"original": "ORIGINALS", "lower": "LOWER", "float32": "FLOAT32"}[self._function.autocast]
+        yield f"enum Autocast {{ ORIGINALS, LOWER, FLOAT32 }};\nconst Autocast AUTOCAST_CASTS = {casts};"
+        yield f'const char* const NAME = "{self._function.name}";'
+        several = ", ".join(["Tensor"] * len(self._results))
+        operands = ", ".join(f"{p.type}{'?' * self._is_optional(p)} {n}" for n, p in self._operands.items())
+        result = "Tensor" if len(self._results) == 1 else f"({several})"
+        yield f'const char* const SCHEMA = "{self._function.name}({operands}) -> {result}";'
+        result = "Tensor" if len(self._results) == 1 else f"std::tuple<{several}>"
+        yield f"using Signature = {result}({', '.join(map(self._operand_type, self._operands.values()))});"
+
+    def _is_optional(self, p: Parameter) -> bool:
+        return p.optional and (self._schema is None or self._schema[p.name])
+
+    def _operand_type(self, p: Parameter) -> str:
+        if p.type == "Tensor":
+            return "const std::optional<Tensor>&" if self._is_optional(p) else "const Tensor&"
+        kind = _OPERANDS.get(p.type, _FIELDS[p.type])
+        return f"std::optional<{kind}>" if self._is_optional(p) else kind
+
+    def _reading(self) -> Iterator[str]:
+        yield "// The call in Python's arguments, or why they cannot be read as one. Does not look into the tensors."
+        yield "const char* read(PyObject* const* args, Arguments& a) {"
+        yield "    if (overridden()) return OVERRIDDEN;"
+        words = {"int": "an int", "float": "a number", "bool": "a bool", "ScalarType": "a dtype"}
+        for i, (name, p) in enumerate(self._read.items()):
+            reason = f"{name} is not {words.get(p.type, 'a tuple or list of sizes')}"
+            given = f"args[{i}] != Py_None && " if p.optional else ""
+            if p.type == "Tensor":
+                yield f"    if ({given}!(a.{name}_ = plain_tensor(args[{i}]))) return NO_PLAIN_TENSOR;"
+            else:
+                yield f"    if ({given}!read_as(args[{i}], a.{name}_)) return \"{reason}\";"
+        yield "    return nullptr;\n}\n"
+
+    def _misfit(self) -> Iterator[str]:
+        yield "// Why no variant can serve, whichever there are; null if one may. Gradients may be recorded."
+        yield "const char* misfit(const Arguments& a) {"
+        together = ", ".join(f"a.{name}_" for name in self._bound.together)
+        yield f"    if (const char* reason = unfit({{{together}}})) return reason;"
+        for name in self._function.apart:
+            yield f"    if (a.{name}_ && a.{name}_->device() != a.{self._first}_->device())"
+            yield f"        return \"{name} is on another device\";"
+            yield f"    if (a.{name}_)"
+            yield f"        if (const char* reason = unfit({{a.{name}_}})) return reason;"
+        for reason, text in self._function.fits.items():
+            yield f"    if (!({in_cpp(text, self._read)})) return \"{reason}\";"
+        yield "    return nullptr;\n}\n"
+
+    def _problem(self) -> Iterator[str]:
+        yield "Problem problem_of(const Arguments& a) {"
+        yield f"    const at::Device device = a.{self._first}_->device();"
+        texts = (in_cpp(self._bound.size(d["name"]), self._read) for d in self._package.dimensions)
+        sizes = ", ".join(f"static_cast<std::int64_t>({text})" for text in texts)
+        yield f"    return {{device.is_cpu() ? -1 : device.index(), a.{self._first}_->scalar_type(), {{{sizes}}}}};\n}}\n"
+
+    def _launching(self) -> Iterator[str]:
+        bound, arguments = self._bound, self._kernel.arguments
+        yield "// The results; undefined where the launch failed. Records no gradient."
+        yield "Results run(Operator& op, const Arguments& a, const Problem& problem, const Answer& answer) {"
+        yield "    const at::AutoDispatchBelowADInplaceOrView below;"
+        for of, name in bound.inputs.items():
+            # PyTorch's own kernels copy what is not dense, too.
+            copied = f"a.{name}_->contiguous()" if bound.is_gathered(of) else f"*a.{name}_"
+            given = f"a.{name}_ ? {copied} : Tensor()" if self._read[name].optional else copied
+            yield f"    const Tensor in_{of} = {given};"
+        for output, form in bound.results.items():
+            yield f"    Tensor out_{output} = {self._made(next(a for a in arguments if a.name == output), form)};"
+        if any(a.kind == "workspace" for a in arguments):
+            yield f"    const Workspace memory(answer, problem, a.{self._first}_->options());"
+        number, values, numbers = 0, list[str](), list[str]()
+        for a in arguments:
+            values.append(f"p_{a.name}")
+            if a.kind == "input":
+                text = f"address_of(in_{a.name})" if a.name in bound.inputs else "nullptr"
+                yield f"    const void* p_{a.name} = {text};"
+            elif a.kind == "output":
+                text = f"out_{a.name}.mutable_data_ptr()" if a.name in self._results else "nullptr"
+                yield f"    void* p_{a.name} = {text};"
+            elif a.kind == "workspace":
+                yield f"    void* p_{a.name} = memory[{number}];"
+                number += 1
+            else:
+                dtype = _SCALARS.get(a.dtype, "Opmath")
+                numbers.append(f"        const {dtype} p_{a.name} = static_cast<{dtype}>({self._scalar(a)});")
+        yield "    const auto launched = [&](auto opmath) {"
+        yield "        using Opmath [[maybe_unused]] = decltype(opmath);"
+        yield from numbers
+        yield f"        return op.table.run(answer, problem, {', '.join(values)});\n    }};"
+        yield f"    const bool wide = a.{self._first}_->scalar_type() == at::kDouble;"
+        yield f"    if (!({'wide ? launched(double()) : ' if self._has_opmath() else ''}launched(float()))) return {{}};"
+        yield f"    return {{{', '.join(f'out_{output}' for output in self._results)}}};\n}}\n"
+
+    def _has_opmath(self) -> bool:
+        return any(a.kind == "scalar" and a.dtype == "opmath" for a in self._kernel.arguments)
+
+    def _scalar(self, a: Any) -> str:
+        order = [d["name"] for d in self._package.dimensions]
+        if a.stride_of is not None:
+            tensor, axis = a.stride_of
+            name = f"out_{tensor}" if tensor in self._results else f"in_{tensor}"
+            return f"{name}.defined() ? {name}.strides()[{axis}] : 0"
+        if a.name in order:
+            return f"problem.words[{2 + order.index(a.name)}]"
+        return in_cpp(self._bound.number(a.name), self._read)
+
+    def _made(self, argument: Any, form: str) -> str:
+        first = f"a.{self._first}_->"
+        dtype = {"problem": f"{first}scalar_type()", "opmath": f"at::toOpMathType({first}scalar_type())"}
+        options = f"{first}options().dtype({dtype.get(argument.dtype) or DTYPES[argument.dtype]})"
+        if form in self._function.parameters:
+            strided = argument.name in self._bound.strided
+            return f"at::empty_like(*a.{form}_)" if strided else f"at::empty(a.{form}_->sizes(), {options})"
+        return f"at::empty({in_cpp(form, self._read)}, {options})"
+
+    def _originals(self) -> Iterator[str]:
+        yield "// PyTorch's own, of arguments that its operator takes."
+        if self._schema is None:
+            yield "bool is_complete(const Arguments&) { return false; }"
+            given = ", ".join(f"a.{name}_" for name in self._read)
+            yield f"Results originals(const Arguments& a) {{ return by_python({given}); }}\n"
+        else:
+            taken = [f"a.{n}_" for n, p in self._operands.items() if p.optional and not self._schema[n]]
+            taken += [f"!a.{n}_" if p.optional else "false" for n, p in self._read.items() if n not in self._operands]
+            yield f"bool is_complete(const Arguments& a) {{ return {' && '.join(taken) or 'true'}; }}"
+            yield "Results originals(const Arguments& a) {"
+            yield f"    return many({self._at(self._function.operator)});\n}}\n"
+        yield "// A result in the memory layout that the module's _fake promises."
+        yield "Tensor as_promised(const Arguments& a, size_t number, const Tensor& result) {"
+        for i, (output, form) in enumerate(self._results.items()):
+            if output in self._bound.strided and form in self._function.parameters:
+                yield f"    if (number == {i}) return like(result, at::empty_like(*a.{form}_));"
+        yield "    return result.contiguous();\n}\n"
+        yield "// The gradient of the first tensor, which PyTorch's operator gives."
+        yield "Tensor formula(const Arguments& a, const Tensor& gradient, const Tensor& result) {"
+        yield f"    return {self._at(self._function.gradient) if self._function.gradient else 'Tensor()'};\n}}\n"
+
+    def _at(self, text: str) -> str:
+        """A call of an operator, such as aten.softmax(input, dim)."""
+        name, _, inner = text.partition("(")
+        values = []
+        for part in inner.rstrip(")").split(","):
+            value = part.partition("=")[2].strip() or part.strip()
+            if value in ("gradient", "result"):
+                values.append(value)
+            elif value in self._read:
+                p = self._read[value]
+                if p.type == "Tensor":
+                    values.append(f"optional(a.{value}_)" if p.optional else f"*a.{value}_")
+                else:
+                    required = self._schema is not None and not self._schema.get(value, True)
+                    values.append(f"*a.{value}_" if p.optional and required else f"a.{value}_")
+            else:
+                values.append(in_cpp(value, self._read))
+        return f"at::{name.strip().removeprefix('aten.')}({', '.join(values)})"
+
+    def _operator(self) -> Iterator[str]:
+        heads = ", ".join(f"{self._operand_type(p)} {n}_" for n, p in self._operands.items())
+        yield "template <class Function> auto with_operator(Operator& op, Function function) {"
+        yield f"    return [&op, function]({heads}) {{"
+        yield "        Arguments a;"
+        for name, p in self._operands.items():
+            if p.type == "Tensor":
+                yield f"        a.{name}_ = {f'pointer({name}_)' if self._is_optional(p) else f'&{name}_'};"
+            else:
+                yield f"        a.{name}_ = {name}_;"
+        yield "        return one(function(op, a));\n    };\n}\n"
+        given = []
+        for name, p in self._operands.items():
+            if p.type == "Tensor":
+                given.append(f"optional(a.{name}_)" if self._is_optional(p) else f"*a.{name}_")
+            else:
+                given.append(f"*a.{name}_" if p.optional and not self._is_optional(p) else f"a.{name}_")
+        yield "// The operator by way of the dispatcher."
+        yield "Results dispatched(const Operator& op, const Arguments& a) {"
+        yield f"    return many(op.handle->typed<Signature>().call({', '.join(given)}));\n}}\n"
+        yield "void add_kernels(Operator& op, torch::Library& library) {"
+        yield "    using Key = c10::DispatchKey;"
+        yield "    const auto left = [](Operator&, const Arguments& a) { return originals(a); };"
+        yield "    const auto below = [](Operator& op, const Arguments& a) { return forward(op, a); };"
+        yield "    const auto above = [](Operator& op, const Arguments& a) { return with_gradients(op, a); };"
+        yield "    const auto cast = [](Operator& op, const Arguments& a) { return with_autocast(op, a); };"
+        yield "    add_kernel(library, NAME, with_operator(op, below), {Key::CompositeExplicitAutograd});"
+        yield "    add_kernel(library, NAME, with_operator(op, above), {Key::Autograd});"
+        yield "    add_kernel(library, NAME, with_operator(op, cast), {Key::AutocastCPU, Key::AutocastCUDA});"
+        yield "    add_kernel(library, NAME, with_operator(op, left), {Key::FuncTorchBatched});\n}"
+
+
+def _alike(own: str, theirs: str | None) -> bool:
+    """Whether an argument of the function can be one of PyTorch's operator. theirs: as PyTorch names types."""
+    known = {"Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool", "ScalarType": "int", "int[]": "List[int]"}
+    return theirs is not None and (not own or theirs in (known[own], f"Optional[{known[own]}]"))

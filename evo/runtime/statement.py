@@ -1,0 +1,189 @@
+"""The statement of the function that PyTorch code calls: `FUNCTION` of function.py, beside a kernel.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from .expression import Parameter, names_in
+
+_TYPES = ("Tensor", "int", "int[]", "float", "bool", "ScalarType")
+_PARAMETER = re.compile(r"(?P<type>\w+(\[\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
+_SIGNATURE = re.compile(r"(?P<name>\w+)\((?P<parameters>.*)\) -> (?P<results>Tensor|\(Tensor(, Tensor)*\))", re.DOTALL)
+_KNOWN = frozenset({"torch", "len", "prod", "min", "max", "since", "backend", "result", "gradient"})
+AUTOCAST = ("original", "lower", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """How a call of PyTorch's function becomes a launch of the kernel. Expressions are texts, told in expression.py.
+
+    signature: as PyTorch writes one, with its names and defaults: "softmax(Tensor input, int? dim=None) -> Tensor". Types
+    are Tensor, int, int[], float, bool and ScalarType, with a question mark if None may be given; what follows `*` is given
+    by name alone.
+    original: PyTorch's function, which has the same signature, by its path, such as "torch.nn.functional.softmax"; or a
+    function of function.py. It does every call that no variant serves.
+    tensors: by the kernel's input, the argument that it is. An input that has a shape is handed over dense, with its leading
+    axes gathered; one without a shape as it lies, for a kernel that takes strides.
+    sizes: by dimension, an expression. options: likewise, by option; one that is left out is whether the argument of its
+    optional input is there, or the kernel's default.
+    fits: by a reason, an expression that is true for calls which a variant may serve. A call is left to PyTorch for the
+    first one that is not. Asked in this order, after the types of the arguments.
+    """
+
+    signature: str
+    original: str | Callable[..., Any]
+    tensors: Mapping[str, str]
+    sizes: Mapping[str, str]
+    options: Mapping[str, str] = field(default_factory=dict)
+    fits: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, str] = field(default_factory=dict)
+    """By output of the kernel, in the order of the function's results: the argument that the result has the form of, or an
+    expression of its shape. Left out: the outputs that are not optional, of the form of the first argument."""
+    operator: str = ""
+    """PyTorch's operator, called with arguments of the function, such as "aten.softmax(input, dim)": what the native
+    launcher calls and autograd differentiates. Left out: `original` itself, which is called by way of Python."""
+    gradient: str = ""
+    """An operator of PyTorch's that gives the gradient of the first argument from `gradient`, that of the result, `result`
+    and the arguments: calls that record gradients are then served from the start. Left out: gradients are PyTorch's
+    derivative of the operator, for which it is called again, where `also_serve` asks for that."""
+    autocast: str = "original"
+    """What autocast makes of a call: "original": PyTorch's function does it; "lower", "float32": tensors are cast."""
+    apart: tuple[str, ...] = ()
+    """Tensors whose dtype may be another than that of the first."""
+    call: Mapping[str, str] = field(default_factory=dict)
+    """By argument that is no tensor, an expression over the kernel's dimensions and options: for a problem of the kernel the
+    call that is it. Left out: an option of the argument's name, else the default."""
+    modules: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By class, the class of PyTorch's that it is derived from and stands in for, and the call that is its forward, of
+    `self` and of arguments of the function: {"Softmax": ("torch.nn.Softmax", "softmax(input, self.dim)")}."""
+    passes: Mapping[str, str] = field(default_factory=dict)
+    """By argument, in Python, what `original` is given in its place."""
+    data_decide: tuple[str, ...] = ()
+    """Options that, where they are on, make the time depend on what tensors hold: such problems are raced wherever they
+    were measured."""
+
+    def __post_init__(self) -> None:
+        if _SIGNATURE.fullmatch(self.signature.strip()) is None:
+            raise ValueError(f'signature {self.signature!r} is not like "NAME(TYPE NAME, TYPE NAME=DEFAULT) -> Tensor"')
+        if self.autocast not in AUTOCAST:
+            raise ValueError(f"autocast is {self.autocast!r}, which is none of {', '.join(AUTOCAST)}")
+        parameters = self.parameters
+        if not parameters or next(iter(parameters.values())).type != "Tensor":
+            raise ValueError(f"the first argument in signature {self.signature!r} is no Tensor")
+        for what, name in [("tensors", n) for n in self.tensors.values()] + [("apart", n) for n in self.apart]:
+            if name not in parameters or parameters[name].type != "Tensor":
+                raise ValueError(f"`{what}` names {name!r}, which is no Tensor in signature {self.signature!r}")
+        known = {*parameters, *_KNOWN}
+        if taken := [name for name in (self.name, *parameters) if name in _KNOWN]:
+            raise ValueError(f"signature {self.signature!r} has the name {taken[0]!r}, which expressions have for another thing")
+        for what in ("sizes", "options", "fits"):
+            for key, text in getattr(self, what).items():
+                try:
+                    unknown = [name for name in names_in(text) if name not in known]
+                except SyntaxError as error:
+                    raise ValueError(f"`{what}` has for {key!r} {text!r}, which is no expression ({error.msg})") from None
+                if unknown:
+                    raise ValueError(f"`{what}` has for {key!r} {text!r}, and {unknown[0]!r} is no argument of the function")
+
+    @property
+    def name(self) -> str:
+        return self.signature.strip().partition("(")[0]
+
+    @property
+    def path(self) -> str:
+        """PyTorch's function, as people call it; empty for one of function.py."""
+        return self.original if isinstance(self.original, str) else ""
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """By name, in order. Raises ValueError for one that cannot be read."""
+        match = _SIGNATURE.fullmatch(self.signature.strip())
+        assert match is not None
+        found, keyword = dict[str, Parameter](), False
+        for text in filter(None, map(str.strip, match["parameters"].split(","))):
+            if text == "*":
+                keyword = True
+                continue
+            part = _PARAMETER.fullmatch(text)
+            if part is None or part["type"] not in _TYPES:
+                known = ", ".join(_TYPES)
+                raise ValueError(f"{text!r} in signature {self.signature!r} is not TYPE NAME, with a type of {known}")
+            found[part["name"]] = Parameter(part["name"], part["type"], bool(part["optional"]), part["default"], keyword)
+        return found
+
+    @property
+    def given_tensors(self) -> tuple[str, ...]:
+        """The tensors among the arguments, in order."""
+        return tuple(p.name for p in self.parameters.values() if p.type == "Tensor")
+
+    @cached_property
+    def looked_at(self) -> tuple[str, ...]:
+        """Arguments that choose or make the result, in order: all but those that `original` alone knows a use for."""
+        texts = [*self.sizes.values(), *self.options.values(), *self.fits.values(), *self.operands]
+        used = {name for text in texts for name in names_in(text)} | {*self.given_tensors}
+        return tuple(name for name in self.parameters if name in used)
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Arguments of the operator, as expressions: of PyTorch's where one is named, else all."""
+        if not self.operator:
+            return tuple(self.parameters)
+        _, _, inner = self.operator.partition("(")
+        return tuple(part.partition("=")[2].strip() or part.strip() for part in inner.rstrip(")").split(","))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A statement and the kernel that it is of: what both launchers and the judge of variants need of the two together."""
+
+    function: Function
+    kernel: Any
+
+    @property
+    def first(self) -> str:
+        """The tensor whose device and dtype choose a variant."""
+        return self.function.given_tensors[0]
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """Tensors that have the dtype of the first."""
+        return tuple(name for name in self.function.given_tensors if name not in self.function.apart)
+
+    @cached_property
+    def results(self) -> Mapping[str, str]:
+        """`Function.results`, with what is left out of it."""
+        outputs = [a.name for a in self.kernel.arguments if a.kind == "output" and not a.optional]
+        return self.function.results or dict.fromkeys(outputs, self.first)
+
+    @cached_property
+    def strided(self) -> tuple[str, ...]:
+        """Tensors of the entry point that lie as they lie, since it takes their strides."""
+        return tuple(dict.fromkeys(a.stride_of[0] for a in self.kernel.arguments if a.stride_of is not None))
+
+    @cached_property
+    def inputs(self) -> Mapping[str, str]:
+        """By input that is handed over, the argument that it is, in the order of the entry point."""
+        names = (a.name for a in self.kernel.arguments if a.kind == "input")
+        return {name: self.function.tensors[name] for name in names if name in self.function.tensors}
+
+    def is_gathered(self, name: str) -> bool:
+        """Whether an input has a shape of the kernel's own, to which the axes of its argument are gathered."""
+        return any(a.name == name and a.shape for a in self.kernel.arguments)
+
+    def size(self, name: str) -> str:
+        """An expression of a dimension, or of an option that is compiled in."""
+        function = self.function
+        if text := function.sizes.get(name) or function.options.get(name):
+            return text
+        if name in function.tensors:
+            return f"{function.tensors[name]} is not None"
+        is_output = any(a.name == name for a in self.kernel.arguments)
+        return str(int(self.kernel.options[name] and not is_output))
+
+    def number(self, name: str) -> str:
+        """An expression of an option that is a number which the entry point takes."""
+        return self.function.options.get(name) or repr(self.kernel.options[name])
