@@ -116,9 +116,14 @@ def _template(folder: Path) -> Path:
 
 
 def _functions(folder: Path) -> tuple[str, ...]:
-    """The function and the modules that it offers, by its statement or the __all__ of its frontend, which are read and not
-    run. Raises ImportError."""
-    path = _template(folder) / "function.py"
+    """As `functions_of`, of a shipped package. Raises ImportError."""
+    return functions_of(_template(folder))
+
+
+def functions_of(folder: Path) -> tuple[str, ...]:
+    """The function and the modules that a kernel's folder offers, by its statement or the __all__ of its frontend, which
+    are read and not run. Raises ImportError."""
+    path = folder / "function.py"
     stated = path.is_file()
     path = path if stated else path.with_name("frontend.py")
     try:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from evo.export import find_exporter
-from evo.problem.kernel import template_root
-from evo.ready import _OF_EVERY_PACKAGE
+from evo.problem.kernel import FUNCTION_FILES, template_root
+from evo.ready import functions_of
 from evo.runtime.package import Package
 from tests.ended import run_python
 from tests.export.exports import request_for
@@ -272,14 +272,9 @@ def test_sources_that_are_almost_the_same_are_stored_once(exported: Path) -> Non
 
 
 def test_no_two_kernels_would_ship_one_name() -> None:
-    """What frontends make public, but for what every package has, is one kernel's own."""
+    """Functions and modules that packages offer are one kernel's own."""
     owners: dict[str, list[str]] = {}
-    for frontend in sorted(template_root().glob("*/frontend.py")):
-        scope: dict[str, Any] = {}
-        lines = frontend.read_text().splitlines()
-        exec(next(line for line in lines if line.startswith("__all__")), scope)  # a list of names
-        of_forwards = set() if frontend.with_name("frontend.cpp").is_file() else {"build", "patch"}
-        assert set(scope["__all__"]) >= _OF_EVERY_PACKAGE - of_forwards
-        for name in {frontend.parent.name, *scope["__all__"]} - _OF_EVERY_PACKAGE:
-            owners.setdefault(name, []).append(frontend.parent.name)
+    for folder in sorted({path.parent for file in FUNCTION_FILES for path in template_root().glob(f"*/{file}")}):
+        for name in {folder.name, *functions_of(folder)}:
+            owners.setdefault(name, []).append(folder.name)
     assert {name: among for name, among in owners.items() if len(among) > 1} == {}

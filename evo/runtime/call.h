@@ -1,6 +1,7 @@
 // Arguments of a call as native_code.py writes them: their types, how they are read from Python, and what expressions ask.
 #pragma once
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/Dtype.h>
@@ -79,6 +80,16 @@ inline const void* address_of(const Tensor& tensor) { return tensor.defined() ? 
 // Of sizes or strides, as Python counts: from the end where `index` is negative. There must be as many.
 inline std::int64_t item_of(c10::IntArrayRef all, std::int64_t index) {
     return all[static_cast<size_t>(index < 0 ? index + static_cast<std::int64_t>(all.size()) : index)];
+}
+
+// Strides of a tensor that is expanded, 0 where it is broadcast; zeros where there is none.
+template <size_t AXES>
+std::array<std::int64_t, AXES> expanded_strides(const Tensor* tensor, const std::array<std::int64_t, AXES>& whole) {
+    std::array<std::int64_t, AXES> found{};
+    if (!tensor) return found;
+    const auto geometry = at::inferExpandGeometry_dimvector(tensor->sizes(), tensor->strides(), whole);
+    std::copy(geometry.strides.begin(), geometry.strides.end(), found.begin());
+    return found;
 }
 
 inline c10::IntArrayRef part_of(c10::IntArrayRef all, std::optional<std::int64_t> from, std::optional<std::int64_t> to) {

@@ -2,7 +2,8 @@
 either launcher.
 
 There are the arguments of the signature by name; of a tensor `.shape`, `.ndim`, `.dtype`, `.numel()`, `.stride(axis)`,
-`.is_contiguous()` and `.is_cuda`; `len`, `prod`, `min` and `max`; dtypes as `torch.float64`; `since(2, 7)`, whether this
+`.is_contiguous()`, `.data_ptr()` and `.is_cuda`; `len`, `prod`, `min` and `max`; `expands(shape, (a, b, c))`, whether a
+tensor of that shape can be expanded to another; dtypes as `torch.float64`; `since(2, 7)`, whether this
 PyTorch is at least of that version; `backend(name)`, whether PyTorch may use that back end of attention ("math", "flash",
 "efficient", "cudnn"); integers, floats, True, False, None; arithmetic, comparisons, `in (a, b)`, and, or, not, and
 `a if condition else b`. Division is of integers (//), and rounds down: neither side is negative.
@@ -188,11 +189,15 @@ class _InCpp:
             return f"part_of({self.of(node.value)}, {', '.join(ends)})"
         return f"item_of({self.of(node.value)}, {self.of(node.slice)})"
 
+    def _tuple(self, node: ast.Tuple) -> str:
+        return f"std::array<std::int64_t, {len(node.elts)}>{{{', '.join(map(self.of, node.elts))}}}"
+
     def _call(self, node: ast.Call) -> str:
         values = [*map(self.of, node.args)] if not _is_named(node, "backend") else []
         if isinstance(node.func, ast.Attribute) and self._parameter(node.func.value).type == "Tensor":
             own = self.of(node.func.value)
             known = {"numel": f"{own}.numel()", "is_contiguous": f"{own}.is_contiguous()"}
+            known |= {"data_ptr": f"reinterpret_cast<std::uintptr_t>({own}.const_data_ptr())"}
             known |= {"stride": f"item_of({own}.strides(), {values[0]})"} if values else {}
             if node.func.attr in known:
                 return known[node.func.attr]
@@ -202,6 +207,8 @@ class _InCpp:
             return str(_since(node)).lower()
         if _is_named(node, "len"):
             return f"static_cast<std::int64_t>({values[0]}.size())"
+        if _is_named(node, "expands"):
+            return f"at::is_expandable_to({', '.join(values)})"
         if _is_named(node, "prod"):
             return f"c10::multiply_integers({values[0]})"
         if _is_named(node, "min", "max"):

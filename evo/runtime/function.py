@@ -240,14 +240,16 @@ def explain({positional}):
                 lines += [f"if {given}not {name}.is_contiguous():", f"    {name} = {name}.contiguous()"]
                 lines += [f"    at_{name} = {name}.data_ptr()"]
         numbers = [bound.number(a.name) for a in arguments if a.kind == "scalar" and a.name in self._kernel.options]
-        lines += self._locals(numbers + [text for text in bound.results.values() if text not in self._parameters])
+        shapes = [text for text in bound.results.values() if text not in self._parameters]
+        lines += self._locals([*numbers, *function.expanded.values(), *shapes])
         for output, form in bound.results.items():
             lines.append(f"{output}_ = {self._made(next(a for a in arguments if a.name == output), form)}")
         if any(a.kind == "workspace" for a in arguments):
             lines += [f"_held = workspace(_chosen, {bound.first})", "_memory = [t.data_ptr() for t in _held]"]
         for tensor in bound.strided:
             name, axes = bound.inputs.get(tensor, f"{tensor}_"), 1 + max(self._axes_of(tensor))
-            lines.append(f"stride_{tensor} = {(0,) * axes} if {name} is None else {name}.stride()")
+            whole = f".expand({in_python(function.expanded[name])})" if name in function.expanded else ""
+            lines.append(f"stride_{tensor} = {(0,) * axes} if {name} is None else {name}{whole}.stride()")
         # A mode that went unnoticed might have made a result something else than a plain tensor.
         plain = " and ".join(f"type({output}_) is Tensor" for output in bound.results)
         found = ", ".join(f"{output}_" for output in bound.results)
@@ -334,7 +336,7 @@ def explain({positional}):
 
 def _concerns_memory(text: str) -> bool:
     """Whether an expression asks where tensors lie, which is the operator's to look at when it runs."""
-    return bool(strides_in(text)) or "is_contiguous" in text or "backend" in names_in(text)
+    return bool(strides_in(text)) or any(name in text for name in ("is_contiguous", "data_ptr", "backend"))
 
 
 _CONSTANTS: Mapping[str, Any] = {
@@ -342,6 +344,9 @@ _CONSTANTS: Mapping[str, Any] = {
     "prod": prod,
     "addresses": shared.addresses,
     "workspace": shared.workspace,
+    "expands": lambda own, whole: (
+        len(own) <= len(whole) and all(n in (1, size) for n, size in zip(own, whole[len(whole) - len(own) :], strict=True))
+    ),
     "backend": lambda name: _BACKENDS[name](),
     "RECORDING": shared.RECORDING,
     "_is_compiling": torch.compiler.is_compiling,

@@ -33,7 +33,7 @@ class Judge:
 
     def timed(self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Any, ...]:
         """Arguments of a call of these sizes. Raises ValueError where no call has them."""
-        workload = self._workload(sizes, dtype)
+        workload = self._workload({**sizes, **self._function.timed}, dtype)
         args = self._call_of(workload, self._kernel.data[0], torch.Generator(device).manual_seed(seed))
         if args is None:
             raise ValueError(f"no call of {self._function.name} is the problem {workload.key}")
@@ -132,6 +132,8 @@ class Judge:
             if a.kind == "input":
                 t = given[function.tensors[a.name]] if a.name in function.tensors else None
                 t = t.double() if t is not None and t.is_floating_point() else t
+                if t is not None and (whole := function.expanded.get(function.tensors[a.name])):
+                    t = t.expand(self._value(whole, args))
                 inputs[a.name] = t.reshape([sizes[n] for n in a.shape]) if t is not None and a.shape else t
         dtype = given[function.given_tensors[0]].dtype
         workload = self._workload({**{n: int(v) for n, v in options.items() if isinstance(v, bool)}, **sizes}, dtype)
@@ -141,7 +143,7 @@ class Judge:
         outputs = {next(iter(self._bound.results)): outputs} if isinstance(outputs, Tensor) else outputs
         for name, form in self._bound.results.items():
             like = given.get(form)
-            found.append(outputs[name].reshape(like.shape if like is not None else self._shape_of(form, args)))
+            found.append(outputs[name].reshape(like.shape if like is not None else self._value(form, args)))
         return found[0] if len(found) == 1 else tuple(found)
 
     def comparable(self, *args: Any) -> Any:
@@ -150,8 +152,8 @@ class Judge:
         copied = (t.clone() if isinstance(t, Tensor) and t.data_ptr() % 16 else t for t in args)
         return self._module._original(*copied)
 
-    def _shape_of(self, form: str, args: tuple[Any, ...]) -> Any:
-        return _compiled(self._function, {"shape": form})(*args)["shape"]
+    def _value(self, expression: str, args: tuple[Any, ...]) -> Any:
+        return _compiled(self._function, {"value": expression})(*args)["value"]
 
 
 class _Anything(dict[Any, Any]):

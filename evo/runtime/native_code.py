@@ -64,7 +64,7 @@ class _Writer:
     def parts(self) -> Iterator[str]:
         function = self._function
         yield f"// {function.name} as Python and PyTorch's dispatcher call it, by its statement. See runtime/function.h."
-        yield "#include <ATen/Context.h>"
+        yield "#include <ATen/Context.h>\n#include <ATen/ExpandUtils.h>"
         yield from (f"#include <ATen/ops/{name}.h>" for name in self._headers())
         yield '#include "runtime/call.h"\n\nnamespace {\n'
         yield from self._arguments()
@@ -111,11 +111,17 @@ class _Writer:
         yield f"enum Autocast {{ ORIGINALS, LOWER, FLOAT32 }};\nconst Autocast AUTOCAST_CASTS = {casts};"
         yield f'const char* const NAME = "{self._function.name}";'
         several = ", ".join(["Tensor"] * len(self._results))
-        operands = ", ".join(f"{p.type}{'?' * self._is_optional(p)} {n}" for n, p in self._operands.items())
+        operands = ", ".join(map(self._declared, self._operands.values()))
         result = "Tensor" if len(self._results) == 1 else f"({several})"
         yield f'const char* const SCHEMA = "{self._function.name}({operands}) -> {result}";'
         result = "Tensor" if len(self._results) == 1 else f"std::tuple<{several}>"
         yield f"using Signature = {result}({', '.join(map(self._operand_type, self._operands.values()))});"
+
+    def _declared(self, p: Parameter) -> str:
+        """A parameter of the operator, in PyTorch's notation."""
+        if not p.optional or self._is_optional(p):
+            return f"{p.type}{'?' * p.optional} {p.name}" + (f"={p.default}" if p.default is not None else "")
+        return f"{p.type} {p.name}"
 
     def _is_optional(self, p: Parameter) -> bool:
         return p.optional and (self._schema is None or self._schema[p.name])
@@ -167,10 +173,12 @@ class _Writer:
         yield "Results run(Operator& op, const Arguments& a, const Problem& problem, const Answer& answer) {"
         yield "    const at::AutoDispatchBelowADInplaceOrView below;"
         for of, name in bound.inputs.items():
-            # PyTorch's own kernels copy what is not dense, too.
-            copied = f"a.{name}_->contiguous()" if bound.is_gathered(of) else f"*a.{name}_"
-            given = f"a.{name}_ ? {copied} : Tensor()" if self._read[name].optional else copied
-            yield f"    const Tensor in_{of} = {given};"
+            if bound.is_gathered(of):  # PyTorch's own kernels copy it, too
+                given = f"a.{name}_ ? a.{name}_->contiguous() : Tensor()"
+                yield f"    const Tensor in_{of} = {given if self._read[name].optional else f'a.{name}_->contiguous()'};"
+            if name in self._function.expanded:
+                whole = in_cpp(self._function.expanded[name], self._read)
+                yield f"    const auto stride_{of} = expanded_strides(a.{name}_, {whole});"
         for output, form in bound.results.items():
             yield f"    Tensor out_{output} = {self._made(next(a for a in arguments if a.name == output), form)};"
         if any(a.kind == "workspace" for a in arguments):
@@ -179,7 +187,9 @@ class _Writer:
         for a in arguments:
             values.append(f"p_{a.name}")
             if a.kind == "input":
-                text = f"address_of(in_{a.name})" if a.name in bound.inputs else "nullptr"
+                name = bound.inputs.get(a.name)
+                there = f"a.{name}_ ? a.{name}_->const_data_ptr() : nullptr" if name else "nullptr"
+                text = f"address_of(in_{a.name})" if name and bound.is_gathered(a.name) else there
                 yield f"    const void* p_{a.name} = {text};"
             elif a.kind == "output":
                 text = f"out_{a.name}.mutable_data_ptr()" if a.name in self._results else "nullptr"
@@ -205,8 +215,12 @@ class _Writer:
         order = [d["name"] for d in self._package.dimensions]
         if a.stride_of is not None:
             tensor, axis = a.stride_of
-            name = f"out_{tensor}" if tensor in self._results else f"in_{tensor}"
-            return f"{name}.defined() ? {name}.strides()[{axis}] : 0"
+            if tensor in self._results:
+                return f"out_{tensor}.strides()[{axis}]"
+            name = self._bound.inputs[tensor]
+            if name in self._function.expanded:
+                return f"stride_{tensor}[{axis}]"
+            return f"a.{name}_ ? a.{name}_->strides()[{axis}] : 0"
         if a.name in order:
             return f"problem.words[{2 + order.index(a.name)}]"
         return in_cpp(self._bound.number(a.name), self._read)

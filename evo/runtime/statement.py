@@ -13,7 +13,7 @@ from .expression import Parameter, names_in
 _TYPES = ("Tensor", "int", "int[]", "float", "bool", "ScalarType")
 _PARAMETER = re.compile(r"(?P<type>\w+(\[\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
 _SIGNATURE = re.compile(r"(?P<name>\w+)\((?P<parameters>.*)\) -> (?P<results>Tensor|\(Tensor(, Tensor)*\))", re.DOTALL)
-_KNOWN = frozenset({"torch", "len", "prod", "min", "max", "since", "backend", "result", "gradient"})
+_KNOWN = frozenset({"torch", "len", "prod", "min", "max", "since", "backend", "expands", "result", "gradient"})
 AUTOCAST = ("original", "lower", "float32")
 
 
@@ -54,9 +54,14 @@ class Function:
     """What autocast makes of a call: "original": PyTorch's function does it; "lower", "float32": tensors are cast."""
     apart: tuple[str, ...] = ()
     """Tensors whose dtype may be another than that of the first."""
+    expanded: Mapping[str, str] = field(default_factory=dict)
+    """By argument, an expression of the shape to which it is expanded; strides that the entry point takes are then 0 along
+    axes that are broadcast."""
     call: Mapping[str, str] = field(default_factory=dict)
     """By argument that is no tensor, an expression over the kernel's dimensions and options: for a problem of the kernel the
     call that is it. Left out: an option of the argument's name, else the default."""
+    timed: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the problems by which variants are timed, where these are not the kernel's defaults."""
     modules: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """By class, the class of PyTorch's that it is derived from and stands in for, and the call that is its forward, of
     `self` and of arguments of the function: {"Softmax": ("torch.nn.Softmax", "softmax(input, self.dim)")}."""
@@ -79,8 +84,8 @@ class Function:
                 raise ValueError(f"`{what}` names {name!r}, which is no Tensor in signature {self.signature!r}")
         known = {*parameters, *_KNOWN}
         if taken := [name for name in (self.name, *parameters) if name in _KNOWN]:
-            raise ValueError(f"signature {self.signature!r} has the name {taken[0]!r}, which expressions have for another thing")
-        for what in ("sizes", "options", "fits"):
+            raise ValueError(f"signature {self.signature!r} has the name {taken[0]!r}, which expressions have already")
+        for what in ("sizes", "options", "fits", "expanded"):
             for key, text in getattr(self, what).items():
                 try:
                     unknown = [name for name in names_in(text) if name not in known]

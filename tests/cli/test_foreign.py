@@ -87,7 +87,7 @@ def test_looking_at_a_database_runs_none_of_its_kernels(here: Any, tmp_path: Pat
         assert f"kernel {kernel} is not here as it was recorded" in ended.sentence
         assert "--trust" in ended.sentence
     assert not kernel.with_suffix(".run").exists()
-    assert "has no frontend.py" in here("export", "theirs", "--out", "module", "--trust").err
+    assert "has no function.py" in here("export", "theirs", "--out", "module", "--trust").err
     assert kernel.with_suffix(".run").exists()
 
 

@@ -169,10 +169,10 @@ def test_a_kernel_without_a_usable_frontend_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "layernorm"
     folder.mkdir()
     for path in source.iterdir():
-        if path.suffix in {".py", ".j2"} and path.name != "frontend.py":
+        if path.suffix in {".py", ".j2"} and path.name not in {"function.py", "frontend.py"}:
             (folder / path.name).write_bytes(path.read_bytes())
     request = replace(request_for("cpu", "native", tmp_path / "one", F32), kernel=str(folder))
-    with pytest.raises(UsageError, match=r"has no frontend\.py"):
+    with pytest.raises(UsageError, match=r"has no function\.py"):
         MODULE.export(request)
     (folder / "frontend.py").write_text("def f(): pass\n")
     with pytest.raises(KernelError, match="__all__"):

@@ -159,11 +159,18 @@ def qkv(dim: int, length: int = 70) -> tuple[torch.Tensor, ...]:
 
 def flash_attentions_rule(module: ModuleType, dtype: torch.dtype, place: torch.device, *, additive: bool) -> None:
     """With masks, errors are at most twice those of PyTorch's plain operations in the same precision."""
-    draw = module.frontend._Draw(dtype, place, 0)
+    generator = torch.Generator(place).manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=place).to(dtype)
+
     for group, q_len, kv_len in ((1, 256, 256), (4, 99, 515), (1, 130, 65), (4, 1, 1024)):
-        q, k, v = draw.call(2, 4, 4 // group, q_len, kv_len, 64)
+        q, k = draw(2, 4, q_len, 64) * (1 + draw(2, 4, 1, 1).abs()), draw(2, 4 // group, kv_len, 64)
+        v = draw(2, 4 // group, kv_len, 64) + draw(2, 4 // group, 1, 1)
         for shape in ((2, 4, q_len, kv_len), (q_len, kv_len), (2, 1, 1, kv_len), (4, q_len, kv_len)):
-            mask = draw.mask(additive, *shape)
+            seen = draw(*shape) > 0  # any half of the keys, and the first by all queries
+            seen[..., 0] = True
+            mask = draw(*shape).masked_fill(~seen, -torch.inf) if additive else seen
             args = (q, k, v, mask, 0.0, False, None, group > 1)
             if (way := module.explain(*args)).startswith("PyTorch"):
                 pytest.skip(way)
