@@ -287,6 +287,9 @@ def explain({positional}):
             else:
                 yield f"_chosen.sizes[{order.index(a.name)}]" if a.name in order else in_python(bound.number(a.name))
 
+    def _operands(self) -> Iterator[tuple[str, Parameter]]:
+        return ((name, self._parameters[name]) for name in self._function.operands)
+
     def _record(self, names: str) -> str:
         """A call that records gradients."""
         function, tensors = self._function, ", ".join(self._function.given_tensors)
@@ -330,7 +333,8 @@ def explain({positional}):
             "return None",
         ]
         made = [self._made(a, self._bound.results[a.name]) for a in self._kernel.outputs() if a.name in self._bound.results]
-        fake = f"def _fake({', '.join(function.operands)}):\n    return {', '.join(made)}"
+        heads = ", ".join(n if not p.optional and p.default is None else f"{n}=None" for n, p in self._operands())
+        fake = f"def _fake({heads}):\n    return {', '.join(made)}"
         return f"def _compiled({names}):\n" + "\n".join(f"    {line}" for line in lines) + f"\n\n{fake}"
 
 

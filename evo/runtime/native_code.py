@@ -187,9 +187,10 @@ class _Writer:
         for a in arguments:
             values.append(f"p_{a.name}")
             if a.kind == "input":
-                name = bound.inputs.get(a.name)
-                there = f"a.{name}_ ? a.{name}_->const_data_ptr() : nullptr" if name else "nullptr"
-                text = f"address_of(in_{a.name})" if name and bound.is_gathered(a.name) else there
+                text = "nullptr"
+                if (given := bound.inputs.get(a.name)) is not None:
+                    there = f"a.{given}_ ? a.{given}_->const_data_ptr() : nullptr"
+                    text = f"address_of(in_{a.name})" if bound.is_gathered(a.name) else there
                 yield f"    const void* p_{a.name} = {text};"
             elif a.kind == "output":
                 text = f"out_{a.name}.mutable_data_ptr()" if a.name in self._results else "nullptr"
