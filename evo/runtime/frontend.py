@@ -83,14 +83,13 @@ Gradients = tuple[torch.Tensor | None, ...]
 class Recorded(torch.autograd.Function):
     """A call from Python that records gradients, of which a variant gives the result.
 
-    apply(run, derive, *tensors): run() gives the result, and what is kept beside the tensors, while nothing is recorded;
-    derive(gradient, kept, tensors, wanted) gives the gradients of those tensors that `wanted` says. A tensor may be None.
+    apply(run, derive, *tensors): run() gives the result, a tensor or a tuple of them, and what is kept beside the tensors,
+    while nothing is recorded; derive(gradient, kept, tensors, wanted) gives the gradients of those tensors that `wanted`
+    says, from that of the result or a tuple of those. A tensor may be None.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, run: Callable[[], Sequence[torch.Tensor | None]], derive: Callable[..., Gradients], *tensors: Any
-    ) -> torch.Tensor:
+    def forward(ctx: Any, run: Callable[[], Sequence[Any]], derive: Callable[..., Gradients], *tensors: Any) -> Any:
         result, *kept = run()
         ctx.save_for_backward(*kept, *tensors)
         ctx.derive, ctx.kept = derive, len(kept)
@@ -98,14 +97,15 @@ class Recorded(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         saved, kept = ctx.saved_tensors, ctx.kept
+        gradient = gradients[0] if len(gradients) == 1 else gradients
         return None, None, *ctx.derive(gradient, saved[:kept], saved[kept:], ctx.needs_input_grad[2:])
 
 
 def derive(
-    function: Callable[..., torch.Tensor],
-    gradient: torch.Tensor,
+    function: Callable[..., Any],
+    gradient: Any,
     tensors: Sequence[torch.Tensor | None],
     wanted: Sequence[bool],
 ) -> Gradients:

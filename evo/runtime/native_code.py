@@ -174,8 +174,9 @@ class _Writer:
         yield "    const at::AutoDispatchBelowADInplaceOrView below;"
         for of, name in bound.inputs.items():
             if bound.is_gathered(of):  # PyTorch's own kernels copy it, too
-                given = f"a.{name}_ ? a.{name}_->contiguous() : Tensor()"
-                yield f"    const Tensor in_{of} = {given if self._read[name].optional else f'a.{name}_->contiguous()'};"
+                dense = f"a.{name}_->contiguous()"
+                dense = f"a.{name}_ ? {dense} : Tensor()" if self._read[name].optional else dense
+                yield f"    const Tensor in_{of} = {dense};"
             if name in self._function.expanded:
                 whole = in_cpp(self._function.expanded[name], self._read)
                 yield f"    const auto stride_{of} = expanded_strides(a.{name}_, {whole});"

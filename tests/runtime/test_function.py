@@ -1,0 +1,220 @@
+"""A function that is stated once: what a statement may say, and what packages make of it, in either launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from evo.export import find_exporter
+from evo.problem.function import Function
+from evo.runtime.expression import CodeError, Parameter, in_cpp, in_python
+from tests.export.exports import request_for
+from tests.runtime.conftest import Importer
+
+STATED: dict[str, Any] = {
+    "signature": "f(Tensor x, Tensor? w=None, float scale=1.0, *, bool flag=False) -> Tensor",
+    "original": "torch.mul",
+    "tensors": {"x": "x"},
+    "sizes": {"n": "x.numel()"},
+}
+WRONG: dict[str, dict[str, Any]] = {
+    "is not like": {"signature": "f(x) = y"},
+    "is not TYPE NAME": {"signature": "f(Tensor x, complex y) -> Tensor"},
+    "is no Tensor": {"signature": "f(int n) -> Tensor"},
+    "have already": {"signature": "f(Tensor x, int len) -> Tensor"},
+    "`tensors` names 'y', which is no Tensor": {"tensors": {"x": "y"}},
+    "`apart` names 'scale', which is no Tensor": {"apart": ("scale",)},
+    "`sizes` has for 'n' 'y.numel()', and 'y' is no argument": {"sizes": {"n": "y.numel()"}},
+    r"`fits` has for 'why' 'x.shape ===', which is no expression": {"fits": {"why": "x.shape ==="}},
+    "autocast is 'half'": {"autocast": "half"},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_statement_that_contradicts_itself_is_refused_with_what_is_wrong(said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        Function(**{**STATED, **WRONG[said]})
+
+
+def test_a_signature_is_read_as_pytorch_writes_one() -> None:
+    assert [*Function(**STATED).parameters.values()] == [
+        Parameter("x", "Tensor", optional=False, default=None, keyword=False),
+        Parameter("w", "Tensor", optional=True, default="None", keyword=False),
+        Parameter("scale", "float", optional=False, default="1.0", keyword=False),
+        Parameter("flag", "bool", optional=False, default="False", keyword=True),
+    ]
+
+
+EXPRESSIONS = {
+    "x.shape[-1] * 2": ("x_shape[-1] * 2", "(item_of((*a.x_).sizes(), -(std::int64_t(1))) * std::int64_t(2))"),
+    "w is None or x.ndim == 2": ("w is None or len(x_shape) == 2", "((!(a.w_)) || ((*a.x_).dim() == std::int64_t(2)))"),
+    "x.dtype != torch.bool": ("x.dtype != torch.bool", "((*a.x_).scalar_type() != at::kBool)"),
+    "0.5 <= scale < 2.0": ("0.5 <= scale < 2.0", "((double(0.5) <= a.scale_) && (a.scale_ < double(2.0)))"),
+    "x.stride(0) // 4": ("x_stride[0] // 4", "(item_of((*a.x_).strides(), std::int64_t(0)) / std::int64_t(4))"),
+    "1 if since(2, 6) else 0": ("1 if True else 0", "(true ? std::int64_t(1) : std::int64_t(0))"),
+}
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+def test_an_expression_has_the_same_meaning_in_both_launchers(text: str) -> None:
+    python, cpp = EXPRESSIONS[text]
+    assert in_python(text) == python
+    assert in_cpp(text, Function(**STATED).parameters) == cpp
+
+
+@pytest.mark.parametrize("text", ["x ** 2", "x.storage()", "[n for n in x.shape]", "'text'", "x.shape[0] / 2"])
+def test_what_has_no_translation_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(CodeError, match="has no translation"):
+        in_cpp(text, Function(**STATED).parameters)
+
+
+KERNEL = """
+from evo.problem.kernel import Argument, Dimension, Kernel, LaunchPlan
+from evo.problem.space import Ordinal, Space
+
+
+def reference(inputs, workload):
+    y = inputs["x"] * workload.option("factor")
+    y = y if inputs["shift"] is None else y + inputs["shift"]
+    return {"y": y, "total": y.sum(1)}
+
+
+KERNEL = Kernel(
+    name="scaled",
+    dtypes={"cpu": ("float32",)},
+    dimensions=(Dimension(name="rows", low=0, high=2**31 - 1), Dimension(name="cols", low=1, high=65536)),
+    options={"shift": True, "factor": 1.0},
+    arguments=(
+        Argument(name="x", kind="input", shape=("rows", "cols")),
+        Argument(name="shift", kind="input", shape=("cols",), optional=True),
+        Argument(name="y", kind="output", shape=("rows", "cols")),
+        Argument(name="total", kind="output", shape=("rows",)),
+        Argument(name="rows", kind="scalar", dtype="int64"),
+        Argument(name="cols", kind="scalar", dtype="int64"),
+        Argument(name="factor", kind="scalar", dtype="opmath"),
+    ),
+    reference=reference,
+    workloads={"cpu": ("rows=64,cols=96,dtype=float32",)},
+    space=Space(parameters=(Ordinal(name="unroll", values=(1, 2)),)),
+    plan=lambda target, point, workload: LaunchPlan(threads=1),
+)
+"""
+# The names of its arguments are those that generated code would use, too.
+FUNCTION = """
+import torch
+
+from evo.problem.function import Function
+
+
+def scaled(a, table=None, default=1.0, *, device=False):
+    y = a * default if table is None else a * default + table
+    return y, y.sum(-1)
+
+
+FUNCTION = Function(
+    signature="scaled(Tensor a, Tensor? table=None, float default=1.0, *, bool device=False) -> (Tensor, Tensor)",
+    original=scaled,
+    tensors={"x": "a", "shift": "table"},
+    sizes={"rows": "a.numel() // a.shape[-1]", "cols": "a.shape[-1]"},
+    options={"factor": "default"},
+    results={"y": "a", "total": "a.shape[:-1]"},
+    fits={
+        "device is not for variants": "not device",
+        "table does not fit": "table is None or a.ndim > 1 and table.shape == a.shape[-1:]",
+    },
+    call={"default": "factor", "device": "False"},
+)
+"""
+SOURCE = """
+extern "C" void scaled(
+    const float* x, const float* shift, float* y, float* total, long long rows, long long cols, float factor) {
+    for (long long r = 0; r < rows; ++r) {
+        double sum = 0;
+        for (long long c = 0; c < cols; ++c) {
+            y[r * cols + c] = x[r * cols + c] * factor + (shift ? shift[c] : 0.0f);
+            sum += y[r * cols + c];
+        }
+        total[r] = (float)sum;
+    }
+}
+// {{ p.unroll }}
+"""
+
+
+@pytest.fixture(scope="module", params=["Python", "native"])
+def module(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    folder = tmp_path_factory.mktemp("kernels") / "scaled"
+    folder.mkdir()
+    for name, text in {"kernel.py": KERNEL, "function.py": FUNCTION, "cpu.cpp.j2": SOURCE}.items():
+        (folder / name).write_text(text)
+    out = tmp_path_factory.mktemp("export") / f"exported_scaled_{request.param.lower()}"
+    made = request_for("cpu", "native", out, "rows=64,cols=96,dtype=float32", kernel=str(folder))
+    find_exporter("module").export(replace(made, kernel=str(folder)))
+    importer: Importer = request.getfixturevalue("natively" if request.param == "native" else "use")
+    found = importer(out)
+    found.also_serve(measure=False)
+    return found
+
+
+CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "two axes": lambda: ((torch.randn(5, 96),), {}),
+    "three axes, all arguments": lambda: ((torch.randn(2, 3, 96), torch.randn(96), 2.5), {"device": False}),
+    "not dense": lambda: ((torch.randn(96, 7).t(), torch.randn(192)[::2]), {}),
+    "an int for a float": lambda: ((torch.randn(4, 96), None, 3), {}),
+}
+LEFT: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "device is not for variants": lambda: ((torch.randn(5, 96),), {"device": True}),
+    "device is not a bool": lambda: ((torch.randn(5, 96),), {"device": 0}),
+    "table does not fit": lambda: ((torch.randn(5, 96), torch.randn(5, 96)), {}),
+    "default is not a number": lambda: ((torch.randn(5, 96), None, torch.tensor(2.0)), {}),
+    "different dtypes": lambda: ((torch.randn(5, 96), torch.randn(96, dtype=torch.float64)), {}),
+    "gradients are being recorded": lambda: ((torch.randn(5, 96, requires_grad=True),), {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_of_a_users_own_is_served_with_both_results(module: ModuleType, name: str) -> None:
+    args, options = CALLS[name]()
+    assert module.explain(*args, **options).startswith("variant")
+    for own, right in zip(module.scaled(*args, **options), module.frontend.ORIGINAL(*args, **options), strict=True):
+        torch.testing.assert_close(own, right, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reason", LEFT)
+def test_a_call_that_no_variant_takes_is_the_originals(module: ModuleType, reason: str) -> None:
+    args, options = LEFT[reason]()
+    assert reason in module.explain(*args, **options)
+    for own, right in zip(module.scaled(*args, **options), module.frontend.ORIGINAL(*args, **options), strict=True):
+        torch.testing.assert_close(own, right)
+
+
+@pytest.mark.slow
+def test_its_gradients_are_pytorchs_of_the_original_where_they_are_asked_for(module: ModuleType) -> None:
+    x, shift = torch.randn(5, 96, requires_grad=True), torch.randn(96, requires_grad=True)
+    module.also_serve(gradients=True)
+    try:
+        assert module.explain(x, shift, 2.0).startswith("variant")
+        own = module.scaled(x, shift, 2.0)
+        right = module.frontend.ORIGINAL(x, shift, 2.0)
+        for result, theirs in zip(own, right, strict=True):
+            torch.testing.assert_close(result, theirs, rtol=1e-5, atol=1e-4)
+        upstream = [torch.randn_like(t) for t in right]
+        found = torch.autograd.grad(own, (x, shift), upstream)
+        torch.testing.assert_close(found, torch.autograd.grad(right, (x, shift), upstream))
+    finally:
+        module.also_serve(gradients=False)
+
+
+@pytest.mark.slow
+def test_its_check_is_the_kernels_own_cases_and_all_are_right(module: ModuleType) -> None:
+    trial = __import__("importlib").import_module(f"{module.__name__}.runtime.trial")
+    verdicts = list(trial.verdicts(module.frontend, 0, 3, 4))
+    assert [v for v in verdicts if v.reason] == []
+    assert sum(v.on_variant for v in verdicts) >= 15
