@@ -80,7 +80,7 @@ def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any,
     assert searched.code == 0, searched.out
     assert here("export", "latest", "--out", "exported").code == 0
     checked = run_python(tmp_path, "-m", "exported", "check")
-    assert "right: 3 cases on it, 2 left to PyTorch" in checked.stdout, checked
+    assert "right: 16 cases on it, 2 left to PyTorch" in checked.stdout, checked
     name = here("best", "--json").document[0]["candidate"]
     source = here("show", name, "--source").out
     assert re.match(r'#define chunk \d+\n#define threads \d+\n#line 1 "cpu.cpp"\n', source), "the rendered source is stored"
