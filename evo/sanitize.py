@@ -37,7 +37,8 @@ from typing import TYPE_CHECKING, Any
 from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
 from evo.measure import Request
-from evo.problem.kernel import Kernel, Launch, LaunchSequence, load_kernel
+from evo.problem.kernel import Kernel, Launch, LaunchSequence
+from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render
 from evo.targets import Session, Target, find_target
 from evo.targets.cpu import CpuTarget, compiler_path
@@ -140,7 +141,7 @@ def sanitize(request: Request, tools: Sequence[str], *, seed: int, limit_s: floa
     Raises DeviceError where a tool, the compiler or the GPU is missing, TemplateError or EvoError for a candidate
     that cannot be built.
     """
-    kernel, target = load_kernel(request.kernel), find_target(request.target)
+    kernel, target = load_kernel(request.kernel, request.kernel_digest), find_target(request.target)
     sanitizer = find_compute_sanitizer() if request.target == "cuda" else ""
     if reason := target.runs(request.arch):
         raise DeviceError(f"{reason}: sanitize it where it does")

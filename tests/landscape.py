@@ -20,7 +20,7 @@ from evo.executors import InFlight
 from evo.lineage import RunSpec
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.sanitize import Report
 from evo.search.loop import Budget
 from evo.search.run import plan_run

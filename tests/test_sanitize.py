@@ -21,7 +21,7 @@ from evo.errors import DeviceError
 from evo.lineage import Environment
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.sanitize import Report, choose_tools, find_compute_sanitizer, read_report, sanitize
 from evo.targets import find_target
 from tests.ended import run_here, run_python

@@ -54,7 +54,7 @@ from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
 from evo.measure.cases import count_kinds, is_case_text, parse_case
 from evo.problem.genome import Genome
-from evo.problem.kernel import find_kernel, names_near, recorded_kernel
+from evo.problem.loading import find_kernel, names_near, recorded_kernel
 from evo.problem.render import unread_parameters
 from evo.report.text import counted, lacks, short
 from evo.sanitize import choose_tools

@@ -42,7 +42,8 @@ from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import deliver, failure
 from evo.executors.local import LocalExecutor
 from evo.measure import RaceRequest, RaceResult, Request
-from evo.problem.kernel import Limits, find_kernel, kernel_digest
+from evo.problem.kernel import Limits
+from evo.problem.loading import digest_of, find_kernel, kernel_digest, kernel_files
 from evo.sanitize import Report
 from evo.targets import DeviceInfo, find_target
 
@@ -99,8 +100,9 @@ class _Folder:
         """Raises UnknownNameError, KernelError."""
         folder = find_kernel(kernel)
         parts = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
-        content = [(str(p.relative_to(folder)), p.read_bytes()) for p in parts]
-        return cls(name=folder.name, digest=kernel_digest(folder), packed=zlib.compress(pickle.dumps(content)))
+        files = kernel_files(folder)
+        content = {p.relative_to(folder).as_posix(): p.read_bytes() for p in parts} | files
+        return cls(name=folder.name, digest=digest_of(files), packed=zlib.compress(pickle.dumps(content)))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -609,9 +611,10 @@ def _local_folder() -> Path:
 
 @cache
 def _unpacked(sent: _Folder) -> str:
-    """The folder of a kernel on this worker. Raises UsageError if what it shares with others differs here."""
+    """The folder of a kernel on this worker, with what it shares with others. Raises UsageError if it would use more that
+    is shared here."""
     folder = _local_folder() / sent.digest / sent.name
-    for name, data in pickle.loads(zlib.decompress(sent.packed)):
+    for name, data in pickle.loads(zlib.decompress(sent.packed)).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     if kernel_digest(folder) != sent.digest:

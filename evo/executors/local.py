@@ -34,7 +34,8 @@ from evo.executors._processes import (
 )
 from evo.executors._worker import MOST_KILLED, Worker, WorkerLost, ran_out_of_memory
 from evo.measure import RaceRequest, RaceResult, Request
-from evo.problem.kernel import load_kernel
+from evo.problem.kernel import Kernel
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.sanitize import Report, check_memory
 from evo.targets import cached_build, find_target
@@ -341,8 +342,15 @@ def prepare_builder(target: str, scratch: Path, memory_bytes: int) -> None:
 
 
 def build(request: Request, cache_dir: str) -> Build:
-    """Renders and compiles one candidate. A failing candidate is a Build that says so."""
-    kernel, target = load_kernel(request.kernel), find_target(request.target)
+    """Renders and compiles one candidate. A failing candidate is a Build that says so. Raises KernelError where the kernel's
+    files are not those of the request, before or after."""
+    built = _build(load_kernel(request.kernel, request.kernel_digest), request, cache_dir)
+    load_kernel(request.kernel, request.kernel_digest)
+    return built
+
+
+def _build(kernel: Kernel, request: Request, cache_dir: str) -> Build:
+    target = find_target(request.target)
     built = Build(status=Status.RENDER_ERROR, arch=request.arch, compiler=target.compiler(), source_digest="")
     try:
         source = render(kernel, request.target, request.genome, request.workload, request.arch)

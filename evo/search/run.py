@@ -20,7 +20,8 @@ from evo.executors import AskedTarget, Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Value
 from evo.sanitize import memory_checker
 from evo.search.cover import choose
@@ -202,8 +203,8 @@ def execute(
     """
     if load_kernel(run.spec.kernel).digest != run.spec.kernel_digest:
         raise StoreError(
-            f"kernel {run.spec.kernel!r} has changed since run {run.name!r} was started, so its search cannot be"
-            " continued; start a new run, or check out the files it was started with"
+            f"kernel {run.spec.kernel!r} is not what run {run.name!r} recorded: its files have changed, or that evo counted"
+            " others among them; start a new run, or check out the files and the evo that it was started with"
         )
     store.set_status(run, RunStatus.RUNNING, elapsed_s=run.elapsed_s)
     search: Search | None = None

@@ -17,7 +17,8 @@ from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
 from evo.measure.cases import count_kinds, random_cases
 from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
-from evo.problem.kernel import Case, Kernel, Limits, Workload, load_kernel
+from evo.problem.kernel import Case, Kernel, Limits, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Space
 from evo.sanitize import Report
 
@@ -65,7 +66,7 @@ class TaskExecutor(TaskData):
 
     @cached_property
     def problem(self) -> Kernel:
-        return load_kernel(self.kernel)
+        return load_kernel(self.kernel, self.kernel_digest)
 
     @cached_property
     def limits(self) -> Limits:
@@ -170,6 +171,7 @@ def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecut
         TaskExecutor(
             executor=executor,
             kernel=spec.kernel,
+            kernel_digest=spec.kernel_digest,
             target=spec.target,
             arch=spec.arch,
             workload=workload,

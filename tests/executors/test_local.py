@@ -28,7 +28,8 @@ from evo.executors._worker import MOST_KILLED, Worker
 from evo.executors.local import LocalExecutor
 from evo.measure import Incumbent, TaskData, buffers, gate
 from evo.problem.genome import Genome
-from evo.problem.kernel import Tensors, load_kernel
+from evo.problem.kernel import Tensors
+from evo.problem.loading import load_kernel
 from evo.search.run import check_workloads
 from evo.targets import find_target
 from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel

@@ -14,7 +14,8 @@ from evo import cli
 from evo.errors import DeviceError
 from evo.measure import Request
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Value
 from evo.sanitize import Sanitized, choose_tools, find_compute_sanitizer, sanitize
 from evo.targets import find_target
