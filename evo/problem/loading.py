@@ -72,6 +72,7 @@ _EXPORTED = [Path(name).stem for name in FUNCTION_FILES]
 """What is for exports alone, unless kernel.py imports it: the names of files without their suffixes."""
 _SHARED_NAME = re.compile(rb"""["'<](_\w+)/((?:\{\{.*?\}\}|\{%.*%\}|[\w./-])*)""")
 """A file of a folder that kernels share, where it is named: _shared/row.cuh, or _shared/mma{{ "_half" if p.half }}.cuh."""
+_INCLUDE = re.compile(rb"""#\s*include\s*["<]([^">\n]+)|\{%-?\s*(?:include|import|extends|from)\s+["']([^"'\n]+)""")
 _IMPORT = re.compile(rb"(?:^|[;:])[ \t]*from[ \t]+(\.+)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
@@ -113,7 +114,7 @@ def _named_in(name: str, content: bytes, others: Sequence[str]) -> list[str]:
         pattern = re.sub(r"\{\{.*?\}\}|\{%.*%\}", "*", f"{family.decode()}/{rest.decode()}")
         found += fnmatch.filter(others, pattern) or fnmatch.filter(others, f"{pattern}*")
     if not name.endswith(".py"):
-        included = {match.decode() for match in re.findall(rb"""([\w.-]+)["'>]""", content)}
+        included = {(plain or jinja).decode().rpartition("/")[2] for plain, jinja in _INCLUDE.findall(content)}
         return found + [other for other in others if other.rpartition("/")[2] in included and not other.startswith("_")]
     for dots, module, names in _IMPORT.findall(re.sub(rb"#[^\n]*", b"", content)):
         package = "/".join([*name.split("/")[: -len(dots)], *module.decode().split(".")]).rstrip("/")
@@ -217,7 +218,7 @@ def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
     for name in (name for name in sys.modules if name.startswith(f"{package}.")):
         place = name.removeprefix(f"{package}.").replace(".", "/")
         if getattr(sys.modules[name], "__file__", None) and not {f"{place}.py", f"{place}/__init__.py"} & {*files}:
-            raise KernelError(f"{path} imports {place}.py in a way that cannot be read off it: write from .MODULE import NAME")
+            raise KernelError(f"{path} imports {place}.py by a name that it computes: write from .MODULE import NAME")
     kernel = getattr(module, "KERNEL", None)
     if not isinstance(kernel, Kernel):
         raise KernelError(f"{path} must define KERNEL = evo.problem.kernel.Kernel(...)")
