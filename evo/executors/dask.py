@@ -23,7 +23,7 @@ import time
 import uuid
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -44,7 +44,7 @@ from evo.executors.local import LocalExecutor
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import Limits
 from evo.problem.loading import digest_of, find_kernel, kernel_digest, kernel_files
-from evo.sanitize import Report
+from evo.sanitize import Sanitized
 from evo.targets import DeviceInfo, find_target
 
 _LOG = logging.getLogger("evo")
@@ -175,8 +175,8 @@ class DaskExecutor:
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         return self._submit(_Job(request=request, work=("race",), generation=self._generation))
 
-    def check_memory(self, request: Request, limit_s: float) -> Future[Report]:
-        return self._submit(_Job(request=request, work=("check_memory", limit_s), generation=self._generation))
+    def sanitize(self, request: Request, tools: Sequence[str], limit_s: float) -> Future[Sanitized]:
+        return self._submit(_Job(request=request, work=("sanitize", tools, limit_s), generation=self._generation))
 
     def renew_device(self) -> None:
         self._generation += 1
@@ -534,7 +534,7 @@ def _lost(job: _Job, log: str) -> Build | Evaluation | RaceResult | DeviceError:
     if job.building:
         assert isinstance(job.request, Request)
         return Build(status=Status.CRASH, arch=job.request.arch, compiler="", source_digest="", log=log)
-    if job.work[0] == "check_memory":
+    if job.work[0] == "sanitize":
         return DeviceError(log)
     return failure(job.request, Status.CRASH, log)
 

@@ -20,7 +20,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Kernel, Limits, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.space import Space
-from evo.sanitize import Report
+from evo.sanitize import Sanitized
 
 RANDOM_CASES, _LEAST_CASES = 64, 4
 """The random cases of a finalist, over all tasks of a run; and of each task, at least."""
@@ -100,11 +100,11 @@ class TaskExecutor(TaskData):
         request = replace(self.request(genome), build=build, time=time, incumbent=incumbent, cases=cases)
         return self.executor.measure(request)
 
-    def check_memory(self, genome: Genome) -> Future[Report] | None:
+    def check_memory(self, genome: Genome) -> Future[Sanitized] | None:
         """Runs it under the device's memory checker; None where that has too little time."""
         if self.sanitizing_s < _LEAST_SANITIZING_S:
             return None
-        return self.executor.check_memory(self.request(genome), self.sanitizing_s)
+        return self.executor.sanitize(self.request(genome), (), self.sanitizing_s)
 
     def awaited(self, result: Future[_Result]) -> _Result:
         """The result, when it is there. Raises what `check` raises."""

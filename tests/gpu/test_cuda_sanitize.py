@@ -73,8 +73,9 @@ def run_tools(kernel: str, genome: Genome, tools: tuple[str, ...], workload: Wor
         arch=find_target("cuda").device().arch,
         genome=genome,
         workload=workload or load_kernel(kernel).example("cuda"),
+        seed=1,
     )
-    return sanitize(request, tools, seed=1, limit_s=60.0)
+    return sanitize(request, tools, 60.0)
 
 
 def found_by(sanitized: Sanitized) -> dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]]:
