@@ -201,8 +201,8 @@ def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
     package = f"{_PACKAGE}{folder.name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
     before = {name: sys.modules.pop(name) for name in [*sys.modules] if _is_of(folder, package, name)}
     importlib.invalidate_caches()
-    loader, places = _FromSource(package, str(path)), [str(folder), str(template_root())]
-    spec = importlib.util.spec_from_file_location(package, path, loader=loader, submodule_search_locations=places)
+    loader, within = _FromSource(package, str(path)), [str(folder), str(template_root())]
+    spec = importlib.util.spec_from_file_location(package, path, loader=loader, submodule_search_locations=within)
     assert spec is not None
     module = sys.modules[package] = importlib.util.module_from_spec(spec)
     _finder.folder = folder
