@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from evo.errors import EvoError, KernelError, UnknownNameError, UsageError
-from evo.problem.kernel import Kernel
+from evo.problem.kernel import FUNCTION_FILES, Kernel
 from evo.problem.stated import check_statement, told
 
 UNFILLED = "# FILL IN: "
@@ -205,7 +205,7 @@ def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
     spec = importlib.util.spec_from_file_location(package, path, loader=loader, submodule_search_locations=within)
     assert spec is not None
     module = sys.modules[package] = importlib.util.module_from_spec(spec)
-    _finder.folder = folder
+    outer, _finder.folder = _finder.folder, folder
     try:
         loader.exec_module(module)
     except KernelError:
@@ -213,7 +213,7 @@ def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
     except (Exception, SystemExit) as error:
         raise told(folder, "fails on import:", error) from error
     finally:
-        _finder.folder = None
+        _finder.folder = outer
         sys.modules.update({n: m for n, m in before.items() if n not in sys.modules and not n.startswith(package)})
     for name in (name for name in sys.modules if name.startswith(f"{package}.")):
         place = name.removeprefix(f"{package}.").replace(".", "/")
