@@ -63,7 +63,7 @@ def depends_on(kernel: Path, changed: Path) -> bool:
     ("kernel", "used", "unused"),
     [
         ("attention", ("_shared/mma.cuh", "_shared/mma_half.cuh", "_shared/vectors.cpp.j2"),
-         ("_shared/reduce.cuh", "_shared/packet.cuh", "_norm/cpu_space.py", "attention/frontend.py")),
+         ("_shared/reduce.cuh", "_shared/packet.cuh", "_norm/cpu_space.py", "attention/function.py")),
         ("softmax", ("_shared/reduce.cuh", "_shared/cluster.cuh", "_shared/vectors.cpp.j2", "softmax/cuda_space.py"),
          ("_shared/mma.cuh", "_norm_backward/cuda.cu.j2", "softmax/function.py", "softmax/formats.toml")),
         ("layernorm", ("_norm/forward.cpp.j2", "_norm/cuda_shape.py", "_shared/row.cuh"),
