@@ -37,7 +37,8 @@ from evo.executors.local import LocalExecutor
 from evo.measure import Request
 from evo.measure.cases import random_cases
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import load_kernel
 from evo.search.tasks import RANDOM_CASES
 from evo.targets import find_target
 from tests.adversaries.cheats import names_for

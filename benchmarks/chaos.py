@@ -30,7 +30,7 @@ from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.measure import Request
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.search.loop import default_max_in_flight
 from evo.targets import find_target
 

@@ -37,7 +37,8 @@ from evo.evaluation import Binary
 from evo.measure.clock import Protocol
 from evo.measure.harness import Contender, TimingHarness
 from evo.problem.genome import Genome
-from evo.problem.kernel import LaunchSequence, Workload, load_kernel
+from evo.problem.kernel import LaunchSequence, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render
 from evo.targets import Session, find_target
 

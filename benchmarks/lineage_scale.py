@@ -47,7 +47,8 @@ from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
-from evo.problem.kernel import Limits, load_kernel
+from evo.problem.kernel import Limits
+from evo.problem.loading import load_kernel
 from evo.search.loop import Budget, Progress
 from evo.search.run import execute
 from evo.targets import DeviceInfo, find_target

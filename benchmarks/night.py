@@ -42,7 +42,7 @@ import psutil
 
 from evo.lineage import RunSpec, StoredEvaluation
 from evo.lineage.store import Store
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.search.samplers import find_sampler
 from evo.targets import find_target
 

@@ -23,7 +23,8 @@ from evo.executors.local import LocalExecutor
 from evo.measure import RaceRequest, Request
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import load_kernel
 from evo.targets import find_target
 
 WORKLOADS = {

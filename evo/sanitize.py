@@ -37,7 +37,8 @@ from typing import TYPE_CHECKING, Any
 from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
 from evo.measure import Request
-from evo.problem.kernel import Kernel, Launch, LaunchSequence, load_kernel
+from evo.problem.kernel import Kernel, Launch, LaunchSequence
+from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render
 from evo.targets import Session, Target, find_target
 from evo.targets.cpu import CpuTarget, compiler_path
@@ -98,25 +99,13 @@ class Sanitized:
 
 
 def choose_tools(target: str, wanted: str) -> tuple[str, ...]:
-    """The tool named, or for "all" every one that the target has. Raises UnknownNameError, DeviceError."""
+    """The tool named; for "all" every one that the target has, the memory checker first. Raises UnknownNameError,
+    DeviceError."""
     if target not in _TOOLS:
         raise DeviceError(f"there is no sanitizer for target {target}; targets that have one: {', '.join(_TOOLS)}")
     if wanted not in ("all", *_TOOLS[target]):
         raise UnknownNameError(f"sanitizer for target {target}", wanted, ["all", *_TOOLS[target]])
     return tuple(_TOOLS[target]) if wanted == "all" else (wanted,)
-
-
-def memory_checker(target: str) -> str:
-    """The tool that finds accesses out of bounds. Raises DeviceError if there is none here."""
-    if target == "cuda":
-        find_compute_sanitizer()
-    return choose_tools(target, "all")[0]
-
-
-def check_memory(request: Request, limit_s: float) -> Report:
-    """What the memory checker of the target finds. limit_s: for the process that it watches. Raises as `sanitize`."""
-    tool = memory_checker(request.target)
-    return sanitize(request, (tool,), seed=request.seed, limit_s=limit_s).reports[0]
 
 
 def find_compute_sanitizer() -> str:
@@ -133,14 +122,15 @@ def find_compute_sanitizer() -> str:
     return found
 
 
-def sanitize(request: Request, tools: Sequence[str], *, seed: int, limit_s: float) -> Sanitized:
-    """Builds the candidate for each tool and runs it; findings are data.
+def sanitize(request: Request, tools: Sequence[str], limit_s: float) -> Sanitized:
+    """Builds the candidate for each tool and runs it; findings are data. An executor calls this in a process of its own.
 
-    limit_s: for each process.
+    tools: none of them stands for the memory checker alone. limit_s: for each process that a tool watches.
     Raises DeviceError where a tool, the compiler or the GPU is missing, TemplateError or EvoError for a candidate
     that cannot be built.
     """
-    kernel, target = load_kernel(request.kernel), find_target(request.target)
+    kernel, target = load_kernel(request.kernel, request.kernel_digest), find_target(request.target)
+    tools = tools or choose_tools(request.target, "all")[:1]
     sanitizer = find_compute_sanitizer() if request.target == "cuda" else ""
     if reason := target.runs(request.arch):
         raise DeviceError(f"{reason}: sanitize it where it does")
@@ -148,7 +138,7 @@ def sanitize(request: Request, tools: Sequence[str], *, seed: int, limit_s: floa
     with ThreadPoolExecutor(1) as beside:  # the compiler works while PyTorch is imported and data are drawn
         # -lineinfo leaves the machine code as it is.
         built = beside.submit(_compile, source, request.arch, target, "-lineinfo") if sanitizer else None
-        calls = tuple(_draw_calls(kernel, request, target.open(), seed))
+        calls = tuple(_draw_calls(kernel, request, target.open()))
         code = built.result() if built else b""
     job = _Job(kernel, request, source, calls, limit_s)
     reports = tuple(
@@ -190,7 +180,7 @@ class _Call:
     judge: Callable[[dict[int, bytes]], str]
 
 
-def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -> Iterator[_Call]:
+def _draw_calls(kernel: Kernel, request: Request, session: Session) -> Iterator[_Call]:
     """The small cases of the gate, every problem and alignment once, with the data that the gate draws for the first of
     them, launched as on this device. If the grid depends on the device, the case is launched again as on a single
     multiprocessor, where every block has to loop over more work."""
@@ -198,7 +188,7 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -
 
     from evo.measure.gate import Gate, Invocation
 
-    gate = Gate(kernel, request.target, session, seed)
+    gate = Gate(kernel, request.target, session, request.seed)
     cases = [c for c in kernel.cases(request.target, request.workload) if all(size for _, size in c.workload.dims)]
     distinct = {(c.workload, c.offset): c for c in reversed(cases)}
     ranked = sorted(distinct.values(), key=lambda c: kernel.cost(c.workload).bytes)
@@ -251,11 +241,12 @@ def _bytes_of(tensor: Any) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Process:
-    """A watched process that has ended. command: for a shell. results: for each call that has returned, in order, the
-    contents of its tensors' allocations, by place among the arguments. failure: why it did not finish, and at which case;
-    empty if it did."""
+    """A watched process that has ended. command: for a shell. exit_code: None if it was ended. results: for each call that
+    has returned, in order, the contents of its tensors' allocations, by place among the arguments. failure: why it did not
+    finish, and at which case; empty if it did."""
 
     command: str
+    exit_code: int | None
     output: str
     seconds: float
     results: list[dict[int, bytes]]
@@ -316,6 +307,7 @@ class _Job:
             results = [pickle.loads(f.read_bytes()) for f in files if f.exists()]
         return _Process(
             command=shlex.join([*(f"{n}={value}" for n, value in environment.items()), *command]),
+            exit_code=exit_code,
             output=output,
             seconds=time.perf_counter() - started,
             results=results,
@@ -333,27 +325,33 @@ class _Job:
         said = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("=")]
         return f"the process died ({how}){where}{f': {said[-1]}' if said else ''}"
 
-    def report(
-        self, tool: str, processes: Sequence[_Process], messages: Iterable[str], errors: int, unfinished: str = ""
-    ) -> Report:
+    def report(self, tool: str, processes: Sequence[_Process], found: Iterable[str], counted: int) -> Report:
+        """found: what the tool describes, warnings too. counted: its errors, described or not. Where it counts none, a
+        process that did not finish is an error of which nobody knows whose it is."""
+        messages = [self._with_source_line(message) for message in dict.fromkeys(found)]
+        failure = next((p.failure for p in processes if p.failure), "")
+        if counted and not messages:
+            messages = [f"{tool} counts errors, and describes none in a way that can be read: {counted}"]
+        if failure and (not counted or processes[-1].exit_code is None):
+            messages.append(failure)
         ended = zip(self.calls, processes[-1].results, strict=False)
         refusals = [(call.name, call.judge(result)) for call, result in ended]
         return Report(
             tool=tool,
-            errors=errors,
-            messages=tuple(self._with_source_line(m) for m in dict.fromkeys(messages)),
+            errors=counted or int(bool(failure)),
+            messages=tuple(messages),
             wrong=tuple(f"{name}: {reason}" for name, reason in refusals if reason),
-            unfinished=unfinished,
+            unfinished="" if counted else failure,
             command=processes[0].command,
             seconds=sum(p.seconds for p in processes),
         )
 
     def _with_source_line(self, message: str) -> str:
         """The message, followed by the first line of the candidate's source that it refers to."""
-        found = re.search(r"candidate\.(?:cpp|cu):(\d+)", message)
-        lines = self.source.text.splitlines()
-        number = int(found.group(1)) if found else 0
-        return f"{message} | {lines[number - 1].strip()}" if 0 < number <= len(lines) else message
+        file, number = (re.findall(r"([\w.-]+\.(?:cpp|cu)):(\d+)", message) or [("", 0)])[0]
+        _, marked, own = self.source.text.partition(f'#line 1 "{file}"\n')  # a template without Jinja keeps its name
+        lines = ["", *(own if marked else self.source.text if file.startswith("candidate.") else "").splitlines()]
+        return f"{message} | {lines[int(number)].strip()}" if 0 < int(number) < len(lines) else message
 
 
 _MakeCall = Callable[[Sequence[Launch], Sequence[object], bool], dict[int, bytes]]
@@ -428,24 +426,22 @@ def _load_on_cpu(folder: Path) -> _MakeCall:
 
 def _under_compute_sanitizer(job: _Job, tool: str, sanitizer: str, code: bytes) -> Report:
     """Raises DeviceError where the tool does not work."""
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "86", "--target-processes", "all"]
+    command = [sanitizer, "--tool", tool, "--error-exitcode", str(_ERRORS), "--target-processes", "all"]
     command += ["--show-backtrace", "no", *_TOOLS["cuda"][tool]]
     filled = tool != "initcheck"  # outputs that were filled count as initialised
     process = job.run(code, filled, {}, command)
-    count, found = read_report(process.output)
-    ended = not process.failure.startswith("no end")
-    if ended and (count is None or "Device not supported" in process.output):
+    count, found = read_report(process.output, process.exit_code)
+    if (count is None and process.exit_code is not None) or "Device not supported" in process.output:
         lines = [line.lstrip("= ") for line in process.output.splitlines() if line.strip("= ")]
         raise DeviceError(
             f"{tool} of {sanitizer} did not work here ({'; '.join(lines[-3:]) or process.failure}): run it"
             " where the GPU and its driver support debugging tools"
         )
-    unfinished = process.failure if not (count or found) else ""
-    if process.failure and not (ended and count):
-        count, found = max(count or 0, 1), [*found, process.failure]
-    return job.report(tool, [process], found, count or 0, unfinished)
+    return job.report(tool, [process], found, count or 0)
 
 
+_ERRORS = 86
+"""The exit code by which compute-sanitizer tells that it has found errors."""
 _SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) error", re.MULTILINE)
 _RACES = re.compile(r"^=+ RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, \d+ warnings?\)", re.MULTILINE)
 _REPORT = re.compile(r"^=+ (?! )(.+)\n((?:=+ {5}.*\n)*)", re.MULTILINE)
@@ -454,9 +450,9 @@ _LINES = 5
 _NO_REPORT = re.compile("COMPUTE-SANITIZER|(ERROR|LEAK|RACECHECK) SUMMARY|Target application|Warning: Error buffer overflow")
 
 
-def read_report(output: str) -> tuple[int | None, list[str]]:
-    """compute-sanitizer's own count of errors, None if its output has none; and one line for each kind of report: its title,
-    the place, the first thread, and the access.
+def read_report(output: str, exit_code: int | None) -> tuple[int | None, list[str]]:
+    """compute-sanitizer's own count of errors, None if it tells none; and one line for each kind of report: its title, the
+    place, the first thread, and the access. An exit code that tells of errors counts where the output does not.
 
     Warnings are not errors: they report races that may be intended (between warps in step).
     """
@@ -468,7 +464,8 @@ def read_report(output: str) -> tuple[int | None, list[str]]:
         if not _NO_REPORT.match(title):
             kinds.setdefault((title, *where), []).append("; ".join([title, *lines][:_LINES]))
     found = [first + (f" (and {len(more)} more like it)" if more else "") for first, *more in kinds.values()]
-    return sum(map(int, counts)) if counts else None, found
+    total = sum(map(int, counts)) or int(exit_code == _ERRORS)
+    return total if counts or total else None, found
 
 
 _COMPILER = "g++"
@@ -481,17 +478,17 @@ def _under_gcc(job: _Job, tool: str) -> Report:
     """Raises DeviceError where the tool cannot be had."""
     if tool == "initcheck":
         processes, found = _compare_fills(job)
+        counted = len(found)
     else:
         runtime = _runtime("libasan.so" if tool == "address" else "libubsan.so")
         environment = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": _ASAN, "UBSAN_OPTIONS": "print_stacktrace=0"}
         processes = [job.run(job.compile_with_gcc(*_TOOLS["cpu"][tool]), True, environment)]
         output = processes[0].output
-        found = [f"{what}, {place}" for place, what in re.findall(r"(candidate\.cpp:\d+:\d+): runtime error: (.+)", output)]
+        found = [f"{what}, {place}" for place, what in re.findall(r"([^/\n]*): runtime error: (.+)", output)]
         found += re.findall(r"^SUMMARY: AddressSanitizer: (.+)$", output, re.MULTILINE)
-        found = [re.sub(r" /\S*/(?=candidate)", " ", message) for message in found]
-    unfinished = "" if found else next((p.failure for p in processes if p.failure), "")
-    found = found or [p.failure for p in processes if p.failure]
-    return job.report(tool, processes, found, len(found), unfinished)
+        found = [re.sub(r" /\S*/(?=[^/\s]+:\d)", " ", message) for message in found]
+        counted = max(len(found), len(re.findall("ERROR: AddressSanitizer:|: runtime error: ", output)))
+    return job.report(tool, processes, found, counted)
 
 
 def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:

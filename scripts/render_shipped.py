@@ -21,7 +21,8 @@ from evo.export import _lines
 from evo.export.module import _Form, _general
 from evo.export.shipped import _told_by_edits
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.kernel import Kernel
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.runtime.package import Package
 from evo.targets import find_target

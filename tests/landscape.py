@@ -10,7 +10,7 @@ import hashlib
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,8 +20,8 @@ from evo.executors import InFlight
 from evo.lineage import RunSpec
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
-from evo.sanitize import Report
+from evo.problem.loading import load_kernel
+from evo.sanitize import Sanitized
 from evo.search.loop import Budget
 from evo.search.run import plan_run
 from evo.targets import find_target
@@ -127,8 +127,8 @@ class LandscapeExecutor:
         timings += [timing(key, 1.0, "torch", "final"), timing(key, 0.4, "copy", "final")]
         return self._later(request, RaceResult(timings=tuple(timings)))
 
-    def check_memory(self, request: Request, limit_s: float) -> Future[Report]:
-        failed: Future[Report] = Future()
+    def sanitize(self, request: Request, tools: Sequence[str], limit_s: float) -> Future[Sanitized]:
+        failed: Future[Sanitized] = Future()
         failed.set_exception(DeviceError("there is no memory checker of a landscape"))
         return failed
 

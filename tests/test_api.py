@@ -21,7 +21,7 @@ from evo.analysis.runs import BUSY
 from evo.api import Run
 from evo.cli import run as run_command
 from evo.errors import EvoError, StoreError, UsageError
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from tests.ended import run_python
 from tests.toy_kernel import write_kernel
 

@@ -17,7 +17,8 @@ from evo.measure import gate
 from evo.measure.gate import Gate, allocate_outputs, argument_values, expected_outputs
 from evo.measure.harness import TimingHarness
 from evo.problem.genome import Genome
-from evo.problem.kernel import Baseline, Tensors, Workload, load_kernel
+from evo.problem.kernel import Baseline, Tensors, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point, Value
 from evo.runtime.tolerance import compare

@@ -10,7 +10,8 @@ import torch
 
 from evo.measure.gate import Gate
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.kernel import Kernel
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.targets import find_target
 

@@ -18,7 +18,8 @@ from evo.lineage import Environment, RunStatus, StoredRun
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Workload
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Value
 from evo.targets import find_target

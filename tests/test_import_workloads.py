@@ -12,7 +12,7 @@ import pytest
 from evo.cli import run
 from evo.cli.jobs import read_jobs
 from evo.export.flashinfer_bench import import_workloads
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from tests.ended import run_here
 
 KERNELS = [load_kernel("layernorm"), load_kernel("attention")]

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.targets import find_target
 

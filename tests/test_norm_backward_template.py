@@ -11,7 +11,8 @@ import torch
 
 from evo.measure.gate import Gate
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point
 from evo.targets import Loaded, find_target

@@ -15,7 +15,8 @@ from evo.errors import UsageError
 from evo.measure.cases import parse_case
 from evo.measure.gate import Gate
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point
 from evo.targets import find_target

@@ -61,7 +61,7 @@ def wheel(shipping: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_wheel_carries_its_templates_and_finds_them(installed: Path, tmp_path: Path) -> None:
-    program = "import evo.problem.kernel as k; print(k.template_root(), *k.kernel_names(), sep=chr(10))"
+    program = "import evo.problem.loading as k; print(k.template_root(), *k.kernel_names(), sep=chr(10))"
     found = run_python(tmp_path, "-c", program, PYTHONPATH=str(installed))
     assert found.returncode == 0, found.stderr
     root, *kernels = found.stdout.splitlines()

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from evo.export import find_exporter
-from evo.problem.kernel import FUNCTION_FILES, template_root
+from evo.problem.kernel import FUNCTION_FILES
+from evo.problem.loading import template_root
 from evo.ready import functions_of
 from evo.runtime.package import Package
 from tests.ended import run_python

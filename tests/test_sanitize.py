@@ -21,7 +21,7 @@ from evo.errors import DeviceError
 from evo.lineage import Environment
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.sanitize import Report, choose_tools, find_compute_sanitizer, read_report, sanitize
 from evo.targets import find_target
 from tests.ended import run_here, run_python
@@ -61,7 +61,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run_tool(toy: str, mode: str, tool: str, limit_s: float = 60.0) -> Report:
-    (report,) = sanitize(build_request(Path(toy), mode), [tool], seed=1, limit_s=limit_s).reports
+    (report,) = sanitize(build_request(Path(toy), mode), [tool], limit_s).reports
     return report
 
 
@@ -140,7 +140,7 @@ REPORTS = """========= COMPUTE-SANITIZER
 
 
 def test_reports_of_compute_sanitizer_are_told_in_a_line_for_each_kind() -> None:
-    assert read_report(REPORTS) == (
+    assert read_report(REPORTS, 86) == (
         32,
         [
             "Invalid __global__ write of size 4 bytes; at twice+0x120 in candidate.cu:7; by thread (31,0,0) in block"
@@ -150,8 +150,40 @@ def test_reports_of_compute_sanitizer_are_told_in_a_line_for_each_kind() -> None
             " candidate.cu:7 [2048 hazards]",
         ],
     )
-    assert read_report("========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n") == (1, [])
-    assert read_report("========= COMPUTE-SANITIZER\n") == (None, [])
+    assert read_report("========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n", 86) == (1, [])
+    assert read_report("========= ERROR SUMMARY: 0 errors\n", 0) == (0, [])
+    assert read_report("========= COMPUTE-SANITIZER\n", 1) == (None, [])
+
+
+@pytest.mark.parametrize("output", ["", "========= ERRORS IN ALL: 3\n", "========= ERROR SUMMARY: 0 errors\n"])
+def test_errors_that_only_the_exit_code_of_compute_sanitizer_tells_of_are_errors(output: str) -> None:
+    count, _ = read_report(output, 86)
+    assert count == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "tool", "said"),
+    [
+        ("volatile int most = 2147483647; volatile int sum = most + 1; (void)sum;", "undefined",
+         r"signed integer overflow: .* cpu\.cpp:\d+:\d+ \| volatile int most"),
+        ('overflow();', "undefined", r"signed integer overflow: .* odd\.hpp:4:\d+$"),
+        ("y[n] = 0;", "address", r"heap-buffer-overflow cpu\.cpp:\d+ in twice \| y\[n\] = 0;"),
+    ],
+)  # fmt: skip
+def test_an_error_counts_in_whichever_file_the_tool_sees_it(tmp_path: Path, body: str, tool: str, said: str) -> None:
+    """A template without Jinja keeps its own name and lines."""
+    kernel = write_kernel(tmp_path / "plain")
+    (kernel / "cpu.cpp.j2").unlink()
+    (kernel / "odd.hpp").write_text(
+        "static void overflow() {\n    volatile int most = 2147483647;\n"
+        "    volatile int sum;\n    sum = most + 1;\n    (void)sum;\n}\n"
+    )
+    text = TEMPLATE.replace("#include", '#include "odd.hpp"\n#include', 1)
+    (kernel / "cpu.cpp").write_text(f"{text}    (void)unroll; (void)mode;\n{body}\n}}\n".replace(
+        "#include", "enum { honest };\n#define unroll 1\n#define mode honest\n#include", 1))
+    report = run_tool(str(kernel), "honest", tool)
+    assert report.errors >= 1
+    assert any(re.search(said, message) for message in report.messages), report.messages
 
 
 @pytest.fixture(scope="module")
@@ -256,18 +288,35 @@ def test_the_checker_of_a_winner_ends_with_a_command_that_is_killed(toy: str, tm
     assert not list((tmp_path / "tmp").iterdir())
 
 
+def without_libasan(folder: Path, instead: str) -> str:
+    """A PATH with a g++ that says that libasan lies there."""
+    real, fake = shutil.which("g++"), folder / "bin" / "g++"
+    fake.parent.mkdir(exist_ok=True)
+    fake.write_text(f'#!/bin/sh\ncase "$*" in -print-file-name=*) echo {instead} ;; *) exec {real} "$@" ;; esac\n')
+    fake.chmod(0o755)
+    return os.pathsep.join([str(fake.parent), os.environ["PATH"]])
+
+
 def told_as_unchecked(toy: str, mode: str, folder: Path, libasan: str = "", *options: str) -> str:
     """The remark about a winner, which has won. libasan: what g++ says of where that lies."""
-    if libasan:
-        real, fake = shutil.which("g++"), folder / "bin" / "g++"
-        fake.parent.mkdir(exist_ok=True)
-        fake.write_text(f'#!/bin/sh\ncase "$*" in -print-file-name=*) echo {libasan} ;; *) exec {real} "$@" ;; esac\n')
-        fake.chmod(0o755)
-    path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
+    path = without_libasan(folder, libasan) if libasan else os.environ["PATH"]
     ended = run_python(folder, "-m", "evo", *search_for(toy, mode, folder), *options, PATH=path, COLUMNS="300")
     assert ended.returncode == 0, ended
     (remark,) = (line for line in ended.stdout.splitlines() if "not checked for memory errors" in line)
     return remark
+
+
+def test_a_missing_tool_is_told_once_and_before_a_search_whose_finalists_are_to_be_sanitized(
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = without_libasan(tmp_path, "libasan.so")
+    words = [sys.executable, "-m", "evo", *search_for(toy, "honest", tmp_path), "--sanitize-finals"]
+    done = subprocess.run(words, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert re.match(r"evo: finalists cannot be sanitized: \S+ has no libasan\.so, which sanitizing on a CPU needs", line)
+    assert "candidate" not in done.stdout
+    assert json.loads(run_here(capsys, "runs", "--db", str(tmp_path / "lineage.db"), "--json").out) == []
 
 
 def test_a_winner_is_told_as_not_checked_where_there_is_no_tool(toy: str, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import evo.ready
-from evo.problem.kernel import FUNCTION_FILES, load_kernel, template_root
+from evo.problem.kernel import FUNCTION_FILES
+from evo.problem.loading import load_kernel, template_root
 from evo.runtime.nvrtc import compiler
 from evo.runtime.package import Package, Variant
 from evo.targets import find_target

@@ -20,7 +20,8 @@ from evo.lineage.models import key_range
 from evo.lineage.read import read_details
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, recorded_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import recorded_kernel
 from evo.problem.space import Space, Value
 from evo.targets import find_target
 

@@ -20,7 +20,8 @@ from evo.evaluation import PASSED, within_noise
 from evo.lineage.read import record_of, resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, recorded_kernel
+from evo.problem.kernel import Workload
+from evo.problem.loading import recorded_kernel
 from evo.problem.space import Parameter, Point, Space, Value
 
 

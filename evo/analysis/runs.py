@@ -23,7 +23,8 @@ from evo.lineage.models import key_range, last_refusals, leader_key, unrefused
 from evo.lineage.read import record_of, resolve_run, rows_of
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, find_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import find_kernel
 from evo.problem.space import Value
 
 _c, _e, _i, _r, _t = m.Candidate, m.Environment, m.Task, m.Run, m.Timing

@@ -53,7 +53,7 @@ from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import recorded_kernel
+from evo.problem.loading import recorded_kernel
 from evo.report.sentences import hardly_tried, is_sure
 from evo.report.text import counted, short
 

@@ -25,6 +25,7 @@ from evo.cli.options import (
     TargetName,
     Trust,
     answer,
+    cache_dir,
     draw_seed,
     make_console,
     parse_legal,
@@ -54,11 +55,10 @@ from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
 from evo.measure.cases import count_kinds, is_case_text, parse_case
 from evo.problem.genome import Genome
-from evo.problem.kernel import find_kernel, names_near, recorded_kernel
+from evo.problem.loading import find_kernel, names_near, recorded_kernel
 from evo.problem.render import unread_parameters
 from evo.report.text import counted, lacks, short
 from evo.sanitize import choose_tools
-from evo.sanitize import sanitize as run_tools
 from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of, cost_faults
 from evo.search.run import check_workloads, open_executor
 from evo.search.tasks import TaskExecutor
@@ -404,8 +404,10 @@ def sanitize(
             arch=recorded.arch,
             genome=Genome.of(recorded.parameters),
             workload=workload_of(recorded),
+            seed=drawn,
         )
-        found = run_tools(request, tools, seed=drawn, limit_s=limit)
+        with open_executor(recorded.target, cache_dir(db), builders=1) as executor:
+            found = executor.sanitize(request, tools, limit).result()
         record = {
             **_known(recorded, drawn),
             "clean": all(r.clean for r in found.reports),

@@ -15,7 +15,7 @@ from evo.cli.tables import Terminal
 from evo.errors import EvoError
 from evo.lineage.database import shown
 from evo.lineage.store import Store
-from evo.problem.kernel import kernel_names
+from evo.problem.loading import kernel_names
 from evo.targets import find_target
 
 

@@ -25,7 +25,7 @@ from evo.export.module import remarks as remarks_of
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import kernel_names, load_kernel, recorded_kernel
+from evo.problem.loading import kernel_names, load_kernel, recorded_kernel
 from evo.report.text import short
 
 _SHOWN = 5

@@ -17,7 +17,8 @@ from evo.errors import EvoError, UnknownNameError, UsageError
 from evo.evaluation import Check
 from evo.lineage.store import Store
 from evo.measure.cases import is_case_text
-from evo.problem.kernel import Kernel, Workload, kernel_names, load_kernel, recorded_kernel, template_root
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import kernel_names, load_kernel, recorded_kernel, template_root
 from evo.report.text import short
 
 if TYPE_CHECKING:

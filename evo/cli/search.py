@@ -48,7 +48,8 @@ from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
 from evo.lineage.write import check_run_name
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, find_kernel, load_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import find_kernel, load_kernel
 from evo.problem.space import Space
 from evo.report.text import counted, duration, lacks
 from evo.search.loop import Budget, Progress, Search, StopReason

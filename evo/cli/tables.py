@@ -18,7 +18,8 @@ from evo.analysis.times import RelativeTime
 from evo.errors import EvoError
 from evo.evaluation import Timing, sure_speedup, within_noise
 from evo.problem.genome import Change
-from evo.problem.kernel import Kernel, Workload, recorded_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import recorded_kernel
 from evo.report.text import micro, micros, visible
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})

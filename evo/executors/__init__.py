@@ -6,7 +6,7 @@ one that breaks it.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from evo.evaluation import Build, Evaluation
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Limits, Workload
-from evo.sanitize import Report
+from evo.sanitize import Sanitized
 from evo.targets import DeviceInfo
 
 
@@ -102,8 +102,8 @@ class Executor(Protocol):
         """Likewise; the log of an empty result says what happened."""
         ...
 
-    def check_memory(self, request: Request, limit_s: float) -> Future[Report]:
-        """See `evo.sanitize.check_memory`; in a process of its own, beside what is measured. What cannot be done there is an
+    def sanitize(self, request: Request, tools: Sequence[str], limit_s: float) -> Future[Sanitized]:
+        """See `evo.sanitize.sanitize`; in a process of its own, beside what is measured. What cannot be done there is an
         EvoError of the future."""
         ...
 

@@ -26,7 +26,8 @@ from evo.executors import ExecutorConfig, InFlight
 from evo.executors._processes import adopt_orphans, confine, end_with_command, limit_data, name_process, reap_child
 from evo.executors._worker import MOST_KILLED, Worker, WorkerLost, enter_stage
 from evo.measure import RaceRequest, RaceResult, Request, TaskData
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Workload
+from evo.problem.loading import load_kernel
 from evo.targets import Session, classify, find_target
 
 if TYPE_CHECKING:
@@ -375,7 +376,8 @@ def _harness(data: TaskData) -> TimingHarness:
     harnesses = _state.harnesses
     harness = harnesses.pop(data, None)
     if harness is None:
-        harness = TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed)
+        kernel = load_kernel(data.kernel, data.kernel_digest)
+        harness = TimingHarness(kernel, data.target, data.workload, session(), data.seed)
     while harnesses and not has_room(session().device, harness.wanted_bytes):
         harnesses.popitem()
         gc.collect()  # its parts refer to each other

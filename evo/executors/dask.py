@@ -23,7 +23,7 @@ import time
 import uuid
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -42,8 +42,9 @@ from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import deliver, failure
 from evo.executors.local import LocalExecutor
 from evo.measure import RaceRequest, RaceResult, Request
-from evo.problem.kernel import Limits, find_kernel, kernel_digest
-from evo.sanitize import Report
+from evo.problem.kernel import Limits
+from evo.problem.loading import digest_of, find_kernel, kernel_digest, kernel_files
+from evo.sanitize import Sanitized
 from evo.targets import DeviceInfo, find_target
 
 _LOG = logging.getLogger("evo")
@@ -99,8 +100,9 @@ class _Folder:
         """Raises UnknownNameError, KernelError."""
         folder = find_kernel(kernel)
         parts = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
-        content = [(str(p.relative_to(folder)), p.read_bytes()) for p in parts]
-        return cls(name=folder.name, digest=kernel_digest(folder), packed=zlib.compress(pickle.dumps(content)))
+        files = kernel_files(folder)
+        content = {p.relative_to(folder).as_posix(): p.read_bytes() for p in parts} | files
+        return cls(name=folder.name, digest=digest_of(files), packed=zlib.compress(pickle.dumps(content)))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -173,8 +175,8 @@ class DaskExecutor:
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         return self._submit(_Job(request=request, work=("race",), generation=self._generation))
 
-    def check_memory(self, request: Request, limit_s: float) -> Future[Report]:
-        return self._submit(_Job(request=request, work=("check_memory", limit_s), generation=self._generation))
+    def sanitize(self, request: Request, tools: Sequence[str], limit_s: float) -> Future[Sanitized]:
+        return self._submit(_Job(request=request, work=("sanitize", tools, limit_s), generation=self._generation))
 
     def renew_device(self) -> None:
         self._generation += 1
@@ -532,7 +534,7 @@ def _lost(job: _Job, log: str) -> Build | Evaluation | RaceResult | DeviceError:
     if job.building:
         assert isinstance(job.request, Request)
         return Build(status=Status.CRASH, arch=job.request.arch, compiler="", source_digest="", log=log)
-    if job.work[0] == "check_memory":
+    if job.work[0] == "sanitize":
         return DeviceError(log)
     return failure(job.request, Status.CRASH, log)
 
@@ -609,9 +611,10 @@ def _local_folder() -> Path:
 
 @cache
 def _unpacked(sent: _Folder) -> str:
-    """The folder of a kernel on this worker. Raises UsageError if what it shares with others differs here."""
+    """The folder of a kernel on this worker, with what it shares with others. Raises UsageError if it would use more that
+    is shared here."""
     folder = _local_folder() / sent.digest / sent.name
-    for name, data in pickle.loads(zlib.decompress(sent.packed)):
+    for name, data in pickle.loads(zlib.decompress(sent.packed)).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     if kernel_digest(folder) != sent.digest:

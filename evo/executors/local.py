@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -34,9 +34,10 @@ from evo.executors._processes import (
 )
 from evo.executors._worker import MOST_KILLED, Worker, WorkerLost, ran_out_of_memory
 from evo.measure import RaceRequest, RaceResult, Request
-from evo.problem.kernel import load_kernel
+from evo.problem.kernel import Kernel
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
-from evo.sanitize import Report, check_memory
+from evo.sanitize import Sanitized, sanitize
 from evo.targets import cached_build, find_target
 
 _AHEAD = 2
@@ -44,7 +45,7 @@ _AHEAD = 2
 _KILLED = re.compile(r"signal terminated program|terminated with signal|exit code -\d")
 """What a compiler says of a part of it that was killed, by a system that is out of memory or by somebody."""
 _CHECKING_S = 120.0
-"""For compiling a candidate and drawing data before the memory checker runs."""
+"""For compiling a candidate and drawing data before a sanitizer runs; one runs three processes at most."""
 _NICE = 10
 """Of builders, where devices are timed meanwhile: launches, and the command that proposes, come first."""
 
@@ -106,8 +107,8 @@ class LocalExecutor:
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         return self._submit(self._measurements, Job(request=request, generation=self._generation))
 
-    def check_memory(self, request: Request, limit_s: float) -> Future[Report]:
-        return self._checking.submit(self._check_memory, request, limit_s)
+    def sanitize(self, request: Request, tools: Sequence[str], limit_s: float) -> Future[Sanitized]:
+        return self._checking.submit(self._sanitize, request, tools, limit_s)
 
     @property
     def losses(self) -> int:
@@ -196,13 +197,13 @@ class LocalExecutor:
         arguments = (self._target, self._scratch, self._config.candidate_memory_bytes, name)
         return self._start_worker(prepare_device, arguments, candidates=judges and self._turns)
 
-    def _check_memory(self, request: Request, limit_s: float) -> Report:
+    def _sanitize(self, request: Request, tools: Sequence[str], limit_s: float) -> Sanitized:
         worker = self._start_device(self._config.devices[0], judges=False)
-        worker.post(check_memory, request, limit_s)
+        worker.post(sanitize, request, tools, limit_s)
         try:
-            return cast(Report, worker.collect({"memory": _CHECKING_S + limit_s}))
+            return cast(Sanitized, worker.collect({"sanitizing": (_CHECKING_S + 3 * limit_s) * max(1, len(tools))}))
         except WorkerLost as loss:
-            raise DeviceError(f"the process that runs the memory checker {loss}") from None
+            raise DeviceError(f"the process that runs the sanitizer {loss}") from None
         finally:
             worker.end()
 
@@ -341,8 +342,15 @@ def prepare_builder(target: str, scratch: Path, memory_bytes: int) -> None:
 
 
 def build(request: Request, cache_dir: str) -> Build:
-    """Renders and compiles one candidate. A failing candidate is a Build that says so."""
-    kernel, target = load_kernel(request.kernel), find_target(request.target)
+    """Renders and compiles one candidate. A failing candidate is a Build that says so. Raises KernelError where the kernel's
+    files are not those of the request, before or after."""
+    built = _build(load_kernel(request.kernel, request.kernel_digest), request, cache_dir)
+    load_kernel(request.kernel, request.kernel_digest)
+    return built
+
+
+def _build(kernel: Kernel, request: Request, cache_dir: str) -> Build:
+    target = find_target(request.target)
     built = Build(status=Status.RENDER_ERROR, arch=request.arch, compiler=target.compiler(), source_digest="")
     try:
         source = render(kernel, request.target, request.genome, request.workload, request.arch)

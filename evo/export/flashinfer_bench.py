@@ -30,7 +30,8 @@ from evo.export import Contents, Exporter, ExportItem, ExportRequest, with_manif
 from evo.export._package import timing_of
 from evo.export.module import make_package
 from evo.problem.formats import all_tables, check_fit, fill, format_table, values_of
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Value
 
 _Json = Mapping[str, Any]

@@ -15,7 +15,8 @@ from evo.errors import UsageError
 from evo.export import Contents, Exporter, ExportRequest, sha256_of, with_manifest
 from evo.export.module import make_package
 from evo.problem.formats import fill, format_table, values_of
-from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.kernel import Kernel
+from evo.problem.loading import load_kernel
 
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 """What kernels accepts as the name of a kernel."""

@@ -19,7 +19,8 @@ from evo.errors import UsageError
 from evo.export import Contents, Exporter, ExportRequest
 from evo.export._package import build_package
 from evo.problem.formats import check_fit, fill, format_table, values_of
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Workload
+from evo.problem.loading import load_kernel
 from evo.runtime.package import LaunchPlan
 
 _MODEL_NEW = Path(__file__).with_name("_kernelbench.py.j2")

@@ -33,7 +33,8 @@ from evo.export import Contents, Exporter, ExportRequest, read_manifest, sha256_
 from evo.export._package import build_package, plan_record, recipe
 from evo.problem.formats import all_tables
 from evo.problem.genome import Genome
-from evo.problem.kernel import FUNCTION_FILES, Dimension, Kernel, Workload, load_kernel, template_root
+from evo.problem.kernel import FUNCTION_FILES, Dimension, Kernel, Workload
+from evo.problem.loading import load_kernel, template_root
 from evo.problem.render import Source, render
 from evo.problem.space import Space
 from evo.runtime.package import BACKWARD, INIT, MAIN, MANIFEST, NESTED, slower

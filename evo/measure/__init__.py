@@ -24,6 +24,8 @@ class TaskData:
 
     kernel: str
     """Name, or path of its folder, by which workers find it."""
+    kernel_digest: str = ""
+    """The digest that it must have there; empty if anything will do."""
     target: str
     workload: Workload
     seed: int = 0

@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from inspect import unwrap
 from pathlib import Path
 from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -20,7 +16,7 @@ from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem.data import DATA as DATA  # a kernel.py takes these from here
 from evo.problem.data import draw as draw
 from evo.problem.space import Space, Value, parse_number
-from evo.problem.stated import check_statement, told
+from evo.problem.stated import check_statement
 from evo.runtime.package import LaunchPlan as LaunchPlan
 
 if TYPE_CHECKING:
@@ -31,9 +27,6 @@ INTEGER_BYTES = MappingProxyType({"bool": 1, "uint8": 1, "int8": 1, "int16": 2, 
 """Dtypes of outputs that are compared exactly, by the bytes of an element."""
 
 _V = TypeVar("_V", bound=Value)
-
-UNFILLED = "# FILL IN: "
-"""In a kernel.py that `evo new` has written, before what only its user knows."""
 
 FUNCTION_FILES = ("function.py", "frontend.py")
 """Either says what an exported module offers: the statement of its function, or the module itself."""
@@ -237,14 +230,9 @@ class Baseline:
     targets: tuple[str, ...] = ("cuda", "cpu")
 
 
-def _derived(*_: object) -> Any:
-    """Stands for what is derived where it is left out."""
+def _left_out(*_: object) -> Any:
+    """Stands for a function that a statement leaves out, until its kernel has the derived one in its place."""
     raise AssertionError
-
-
-def _is_derived(function: object) -> bool:
-    """Whether a function is left out, or was: then it is a method of the kernel that it was derived for."""
-    return function is _derived or (callable(function) and isinstance(getattr(unwrap(function), "__self__", None), Kernel))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +271,7 @@ class Kernel:
     """By dtype."""
     own_tolerance: Callable[[Workload, str], Tolerance | None] = lambda workload, output: None
     """Of an output, by name, whose dtype alone does not say it."""
-    inputs: Callable[[Workload, str, torch.Generator], Tensors] = _derived
+    inputs: Callable[[Workload, str, torch.Generator], Tensors] = _left_out
     """(workload, data, generator): input tensors by name, in the workload's dtype, on the generator's device. Left out:
     `draw`."""
     data: tuple[str, ...] = DATA
@@ -292,14 +280,14 @@ class Kernel:
     exact_data: tuple[str, ...] = ()
     """The distributions in `data` for which rounded inputs would pose another problem. Sums of such inputs are exact: no
     rounding on the way explains an error there."""
-    cases: Callable[[str, Workload], Sequence[Case]] = _derived
+    cases: Callable[[str, Workload], Sequence[Case]] = _left_out
     """(target, workload): gate inputs for a binary compiled for `workload`. Left out: few and many elements of every free
     dimension, all data, each option off, a misaligned address."""
-    neighbours: Callable[[str, Workload], Sequence[Workload]] = _derived
+    neighbours: Callable[[str, Workload], Sequence[Workload]] = _left_out
     """(target, workload): workloads with other compile-time dimensions, for which a finalist's genome is compiled and gated,
     too. Left out: each one less, one more, twice as large and 769; the compiled-in options that are on or off the other way,
     each and all."""
-    cost: Callable[[Workload], Cost] = _derived
+    cost: Callable[[Workload], Cost] = _left_out
     """Left out: every tensor once, and no operations."""
     baselines: tuple[Baseline, ...] = ()
     """Left out, of role "reference": `reference` in the workload's dtype; of role "ceiling", if the cost is left out:
@@ -320,10 +308,20 @@ class Kernel:
     """The kernel whose gradients it computes, with which it is exported. Its inputs are inputs of that one, gradients of its
     outputs (dy of y), and its optional outputs."""
     folder: Path = field(default=Path(), compare=False)
+    digest: str = field(default="", compare=False)
+    """The sha256 over the files that it was loaded from (`evo.problem.loading.kernel_files`)."""
+    instead: Mapping[str, tuple[object, object]] = field(default_factory=dict, compare=False, repr=False)
+    """By field whose statement something stands in for (`stand_in`): the statement, and that. `dataclasses.replace` hands
+    it on, so that the new kernel goes by the statement where a field is not given anew."""
 
     def __post_init__(self) -> None:
-        for name, value in self._left_out():
-            object.__setattr__(self, name, value)
+        before = dict(self.instead)
+        object.__setattr__(self, "instead", {})
+        for name, (stated, given) in before.items():
+            if getattr(self, name) is given:
+                object.__setattr__(self, name, stated)
+        for name, value in self._derived():
+            self.stand_in(name, value)
         for fault in self._faults():
             raise KernelError(f"kernel {self.name!r}{fault}")
         try:
@@ -335,11 +333,21 @@ class Kernel:
             known = ", ".join(d.name for d in self.dimensions)
             raise KernelError(f"kernel {self.name!r}: in `workloads`: {error} (its dimensions: {known})") from None
         object.__setattr__(self, "workloads", workloads)
+        if self.digest:  # it replaces one that was loaded
+            check_statement(self)
 
-    def _left_out(self) -> Iterator[tuple[str, object]]:
-        """What is derived, by field, each from those before."""
+    def stand_in(self, name: str, value: object) -> None:
+        """Puts what is derived, or checked, in the place of what a field states."""
+        stated, _ = self.instead.get(name, (getattr(self, name), None))
+        object.__setattr__(self, "instead", {**self.instead, name: (stated, value)})
+        object.__setattr__(self, name, value)
+
+    def _derived(self) -> Iterator[tuple[str, object]]:
+        """What is derived where it is left out, by field, each from those before."""
+        from evo.problem import derived
+
         yield "title", self.title or self.name
-        if self.data is DATA and self.inputs is _derived and any(a.dtype in INTEGER_BYTES for a in self.outputs()):
+        if self.data is DATA and self.inputs is _left_out and any(a.dtype in INTEGER_BYTES for a in self.outputs()):
             yield "data", (*DATA, "repeated")
         yield "entry", self.entry or self.name
         fixed = {target: self.compile_time_dims.get(target, ()) for target in self.dtypes}
@@ -354,23 +362,20 @@ class Kernel:
             kinds = {float: "opmath", int: "int64"}  # a bool is neither
             numbers = [(n, kinds[type(v)]) for n, v in self.options.items() if type(v) in kinds]
             yield "arguments", (*self.arguments, *sizes, *(Argument(name=n, kind="scalar", dtype=d) for n, d in numbers))
-        from evo.problem import derived
-
-        for name in ("inputs", "cases", "neighbours", "cost"):
-            if _is_derived(getattr(self, name)):
-                method = MethodType(getattr(derived, name), self)
-                yield name, cache(method) if name in ("cases", "neighbours") else method
         if isinstance(space := self.space, Space):
             yield "space", lambda target, workload, limits: space
-        stated = tuple(b for b in self.baselines if not _is_derived(b.call))
-        roles, made = {b.role for b in stated}, list[Baseline]()
+        roles, made = {b.role for b in self.baselines}, list[Baseline]()
         if "reference" not in roles:
             made.append(Baseline(name="torch", role="reference", call=MethodType(derived.call_reference, self)))
-        if _is_derived(self.same_dtype) or (made and self.same_dtype is None):
-            yield "same_dtype", MethodType(derived.in_float32, self) if made else None
-        if _is_derived(self.cost) and "ceiling" not in roles:
+            if self.same_dtype is None:
+                yield "same_dtype", MethodType(derived.in_float32, self)
+        if self.cost is _left_out and "ceiling" not in roles:
             made.append(Baseline(name="copy", role="ceiling", call=MethodType(derived.copy, self)))
-        yield "baselines", (*made, *stated)
+        yield "baselines", (*made, *self.baselines)
+        for name in ("inputs", "cases", "neighbours", "cost"):
+            if getattr(self, name) is _left_out:
+                method = MethodType(getattr(derived, name), self)
+                yield name, cache(method) if name in ("cases", "neighbours") else method
 
     def _faults(self) -> Iterator[str]:
         names = {d.name for d in self.dimensions} | set(self.options)
@@ -413,7 +418,7 @@ class Kernel:
             for dtype in set(dtypes) - set(self.tolerance):
                 yield f": no tolerance for {dtype} of target {target!r}"
         for a in self.arguments:
-            if a.kind == "input" and not a.shape and any(map(_is_derived, (self.inputs, self.cost))):
+            if a.kind == "input" and not a.shape and {"inputs", "cost"} & self.instead.keys():
                 yield f": input {a.name!r} has no shape; give it one, or the kernel its own `inputs` and `cost`"
 
     def _wrong_ties(self, output: Argument, name: str, axis: int) -> str:
@@ -537,37 +542,6 @@ class Kernel:
         """Names of the baselines that are a bound."""
         return tuple(b.name for b in self.baselines if b.role == "ceiling")
 
-    @property
-    def digest(self) -> str:
-        """See `kernel_digest`."""
-        return kernel_digest(self.folder)
-
-
-def kernel_digest(folder: Path) -> str:
-    """sha256 over what decides a search: the folder's Python files and templates, and what they name of the folders that
-    kernels share, whose names start with an underscore; but for what an export offers (`FUNCTION_FILES`), and the .py and .h
-    in _shared, which frontends share. The kernel need not be loaded for that, and may lie anywhere."""
-    kept, root = {".py", ".j2", ".cu", ".cpp", ".cuh", ".h"}, template_root()
-    shared: dict[str, list[Path]] = {}
-    for path in sorted(root.glob("_*/**/*")):
-        if path.suffix in kept and not (path.parent.name == "_shared" and path.suffix in (".py", ".h")):
-            shared.setdefault(path.relative_to(root).parts[0], []).append(path)
-    found, waiting = dict[Path, bytes](), list(folder.rglob("*"))
-    while waiting:
-        path = waiting.pop()
-        if path in found or path.suffix not in kept or path.stem in (Path(file).stem for file in FUNCTION_FILES):
-            continue
-        found[path] = path.read_bytes()
-        # A pattern that begins with a literal is found 20 times as fast as one that begins with a condition.
-        for name, file in re.findall(rb"(_(?<!\w_)[a-z]\w*)(?:/([\w.]+))?", found[path]):
-            family = shared.get(name.decode(), ())
-            # A whole family, or one file; all where the name of the file is computed.
-            waiting += [p for p in family if p.name == file.decode().rstrip(".")] or family
-    digest = hashlib.sha256()
-    for name, content in sorted((p.name, content) for p, content in found.items()):
-        digest.update(name.encode() + b"\0" + content + b"\0")
-    return digest.hexdigest()
-
 
 def _parse(text: str, name: str, given: str, example: _V) -> _V:
     """A value of the example's type."""
@@ -583,122 +557,3 @@ def _parse(text: str, name: str, given: str, example: _V) -> _V:
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"workload {text!r}: {name} must be finite, such as {example}, got {given!r}")
     return value
-
-
-def template_root() -> Path:
-    """The folder of kernels: beside the installed package, else in the checkout."""
-    here = Path(__file__).resolve().parent.parent
-    installed = here / "_assets" / "templates"
-    return installed if installed.is_dir() else here.parent / "templates"
-
-
-def kernel_names() -> list[str]:
-    return sorted(p.parent.name for p in template_root().glob("*/kernel.py"))
-
-
-def names_near(name: str) -> list[str]:
-    """Kernels that may be meant: the shipped ones, and the folders beside the one that is named."""
-    return [*kernel_names(), *(str(p.parent) for p in Path(name).parent.glob("*/kernel.py"))]
-
-
-def find_kernel(name: str) -> Path:
-    """The folder of a kernel, by its name or by a path to it.
-
-    Raises UnknownNameError if there is none, KernelError for a folder that is no kernel's.
-    """
-    try:
-        if name and (Path(name) / "kernel.py").is_file():
-            return Path(name).resolve()
-    except (OSError, ValueError):  # no file can be called so
-        raise UnknownNameError("kernel", name[:80], kernel_names()) from None
-    if name in kernel_names():
-        return template_root() / name
-    if name and Path(name).is_dir():
-        raise KernelError(
-            f"{name} is a folder, but no kernel's: it has no kernel.py; a kernel is a folder with kernel.py, which states"
-            " the problem, and a template for each target, such as cuda.cu.j2 or cpu.cpp.j2 (docs/writing-a-kernel.md)"
-        )
-    raise UnknownNameError("kernel", name, names_near(name))
-
-
-def unfilled(path: Path) -> list[tuple[int, str]]:
-    """(line, what) of all that a kernel.py still lacks."""
-    lines = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
-    return [(number, line.partition(UNFILLED)[2].strip()) for number, line in lines if UNFILLED in line]
-
-
-_loaded: dict[Path, tuple[Kernel, dict[Path, tuple[int, int]]]] = {}
-"""Maps a folder to its loaded kernel and to the `_stamp` of each Python file, as it was when that was loaded."""
-
-
-def load_kernel(name: str) -> Kernel:
-    """The `KERNEL` of templates/<name>/kernel.py, or of the folder that `name` is a path to; loaded once, and again when one
-    of its Python files has changed.
-
-    Raises UnknownNameError, or KernelError if there is no such file or it does not state a problem.
-    """
-    folder = find_kernel(name)
-    kernel, files = _loaded.get(folder, (None, {}))
-    if kernel is not None and all(_stamp(path) == stamp for path, stamp in files.items()):
-        return kernel
-    path = folder / "kernel.py"
-    if missing := unfilled(path):
-        places = "; ".join(f"line {line}, {what}" for line, what in missing)
-        raise KernelError(f"{path} is not complete: {places} (write each, and delete its comment {UNFILLED.strip()!r})")
-    # The folder is imported as a package of a private name, so that kernel.py can be split: from .space import ...
-    # It holds the folders that kernels of a family share, too: from ._norm import ...
-    package = f"_evo_kernel_{folder.name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
-    for module_name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
-        del sys.modules[module_name]
-    for changed in (p for p, stamp in files.items() if _stamp(p) != stamp):
-        # Python takes what it has compiled for a file of the same size and second.
-        Path(importlib.util.cache_from_source(str(changed))).unlink(missing_ok=True)
-    importlib.invalidate_caches()
-    places_of_modules = [str(folder), str(template_root())]
-    spec = importlib.util.spec_from_file_location(package, path, submodule_search_locations=places_of_modules)
-    if spec is None or spec.loader is None:
-        raise KernelError(f"{path} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[package] = module
-    try:
-        spec.loader.exec_module(module)
-    except KernelError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise told(folder, "fails on import:", error) from error
-    kernel = getattr(module, "KERNEL", None)
-    if not isinstance(kernel, Kernel):
-        raise KernelError(f"{path} must define KERNEL = evo.problem.kernel.Kernel(...)")
-    object.__setattr__(kernel, "folder", folder)
-    check_statement(kernel)
-    own = [m for name, m in sys.modules.items() if name == package or name.startswith(f"{package}.")]
-    _loaded[folder] = kernel, {p: _stamp(p) for p in (Path(m.__file__) for m in own if m.__file__)}
-    return kernel
-
-
-def recorded_kernel(name: str, digest: str | None) -> Kernel:
-    """The kernel that a record names. A database may come from anybody, and a kernel.py is a program: it is run only if evo
-    brings it along, if it lies below the current folder and its files have the recorded digest (None: whatever they are
-    now), or if this process has loaded it before because its user named it.
-
-    Raises what `load_kernel` raises, and UsageError for one that must not be run.
-    """
-    folder = find_kernel(name)
-    if folder not in _loaded and not folder.is_relative_to(template_root()):
-        reason = ""
-        if not folder.is_relative_to(Path.cwd().resolve()):
-            reason = f"its folder {folder} is not below the current one"
-        elif digest not in (None, kernel_digest(folder)):
-            reason = f"what lies in {folder} has changed since"
-        if reason:
-            raise UsageError(f"kernel {name} is not here as it was recorded: {reason}; add --trust to run its kernel.py")
-    return load_kernel(name)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """Returns time of change and size of a file; (0, 0) if it is gone."""
-    try:
-        found = path.stat()
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size

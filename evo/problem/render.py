@@ -4,7 +4,8 @@ whose parameters are macros."""
 import hashlib
 import re
 from collections import Counter, UserDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,7 +19,8 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from evo.errors import TemplateError
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Limits, Workload, template_root
+from evo.problem.kernel import Kernel, Limits, Workload
+from evo.problem.loading import template_root
 from evo.problem.space import Value
 
 
@@ -54,14 +56,27 @@ class Source:
         return digest.hexdigest()
 
 
-_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+_INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
+
+
+class _Files(jinja2.FileSystemLoader):
+    """A file is read again when its content has changed: an edit may leave the time of change as it was."""
+
+    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
+        text, path, _ = super().get_source(environment, template)
+        return text, path, lambda: self._is(environment, template, (text, path))
+
+    def _is(self, environment: jinja2.Environment, template: str, known: tuple[str, str]) -> bool:
+        with suppress(jinja2.TemplateNotFound, OSError):
+            return super().get_source(environment, template)[:2] == known
+        return False
 
 
 @cache
 def template_environment(*folders: Path) -> SandboxedEnvironment:
     """Templates are text, not HTML, and are looked up in these folders."""
     return SandboxedEnvironment(
-        loader=jinja2.FileSystemLoader(folders),
+        loader=_Files(folders),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

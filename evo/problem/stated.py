@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _DEVICE = ("out of memory", "not enough memory", "CUDA error", "cudaError")
 """In a PyTorch error that no author of a kernel is to blame for."""
+_HERE = str(Path(__file__).parent)
+"""Calls from here are no part of what an author has written."""
 
 
 def check_statement(kernel: Kernel) -> None:
@@ -26,7 +28,7 @@ def check_statement(kernel: Kernel) -> None:
     it must not."""
     for what, wrong in _WRONG.items():
         if (stated := getattr(kernel, what)) is not None:
-            object.__setattr__(kernel, what, _checked(kernel, f"`{what}`", stated, wrong))
+            kernel.stand_in(what, _checked(kernel, f"`{what}`", stated, wrong))
 
 
 def call_stated(kernel: Kernel, what: str, function: Callable[..., Any], *given: Any) -> Any:
@@ -42,8 +44,8 @@ def call_stated(kernel: Kernel, what: str, function: Callable[..., Any], *given:
 
 
 def told(folder: Path, what: str, error: BaseException) -> KernelError:
-    """Of what the code in a kernel's folder has raised, with where it was, and the way there."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not f.filename.startswith("<")]
+    """The error for what the code in a kernel's folder has raised, with where it was, and the way there."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not f.filename.startswith(("<", _HERE))]
     own = [f for f in frames if _is_own(Path(f.filename), folder)] or frames[-1:]
     where = f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else folder / "kernel.py"
     raised = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -56,7 +58,7 @@ def _is_own(path: Path, folder: Path) -> bool:
 
 
 def mistake(kernel: Kernel, what: str, function: object, fault: str) -> KernelError:
-    """Of a function that returns what it must not."""
+    """The error for a function of a kernel that returns what it must not."""
     while isinstance(function, partial):
         function = function.func
     function = getattr(function, "__wrapped__", function)

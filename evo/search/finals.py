@@ -17,7 +17,7 @@ from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Ch
 from evo.measure import NO_MEMORY, NO_TIME
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
-from evo.sanitize import Report
+from evo.sanitize import Sanitized
 from evo.search.tasks import TaskExecutor
 
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
@@ -34,7 +34,7 @@ class Finalist:
     candidate: Candidate
     build: Build
     measurement: Evaluation
-    checked: Future[Report] | None = None
+    checked: Future[Sanitized] | None = None
     """What the memory checker finds of it, where that was begun while the finalists were gated."""
 
     @property
@@ -142,13 +142,13 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
     return _with_memory(task, task.check_memory(genome), total) if task.sanitized else total
 
 
-def _with_memory(task: TaskExecutor, checked: Future[Report] | None, passed: Evaluation) -> Evaluation:
+def _with_memory(task: TaskExecutor, checked: Future[Sanitized] | None, passed: Evaluation) -> Evaluation:
     """What has passed the gate, refused if the device's memory checker finds a fault. A fault of the tool or the machine
     refuses nothing: then the log says that it was not checked."""
     if checked is None:
         return replace(passed, log=f"{UNCHECKED} memory errors: its run has too many workloads")
     try:
-        report = task.awaited(checked)
+        (report,) = task.awaited(checked).reports
         why = " ".join(report.unfinished.split())
     except (EvoError, OSError, RuntimeError) as error:  # PyTorch's are RuntimeErrors
         why = str(error).partition("\n")[0]
@@ -156,7 +156,7 @@ def _with_memory(task: TaskExecutor, checked: Future[Report] | None, passed: Eva
         return replace(passed, log=f"{UNCHECKED} memory errors: {why}")
     if report.clean:
         return passed
-    said = next(iter((*report.messages, *report.wrong)), f"{report.errors} errors, of which it says nothing more")
+    said = (*report.messages, *report.wrong)[0]
     check = Check(case=report.tool, passed=False, reason=said)
     return replace(passed, status=Status.WRONG, checks=(*passed.checks, check), log=f"under {report.tool}: {said}")
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from evo.errors import KernelError, StoreError, UnknownNameError, UsageError
+from evo.errors import StoreError, UsageError
 from evo.evaluation import Build, Candidate, Costs, Evaluation, Parent, Proposal, Status, Timing
 from evo.executors import Executor, InFlight
 from evo.lineage import Stage, StoredRun
@@ -30,7 +30,6 @@ from evo.lineage.store import Store
 from evo.measure import Incumbent
 from evo.measure.clock import usual_us
 from evo.problem.genome import Genome
-from evo.problem.kernel import find_kernel, kernel_digest
 from evo.problem.space import Space
 from evo.search.samplers import Exhausted, Sampler, find_sampler
 from evo.search.tasks import TaskExecutor, tasks_of
@@ -225,7 +224,6 @@ class Search:
         self._last: list[Candidate] | None = None
         """The candidates that an interrupted search waits for; None while it is not interrupted."""
         self._last_until_s = inf
-        self._kernel_checked_s = 0.0
         self._before_s = run.elapsed_s
         self._started: float | None = None
         self.started_unix = time.time()
@@ -251,7 +249,6 @@ class Search:
         with threadpool_limits(limits=1, user_api="blas"):
             while True:
                 self._store.check()
-                self._check_kernel()
                 reason = self._wind_up() if self._interrupts else self._advance()
                 if reason is not None:
                     self._keep_first_measurements()
@@ -525,29 +522,10 @@ class Search:
 
     def _finish(self, candidate: Candidate, evaluation: Evaluation) -> None:
         elapsed_s = self.elapsed_s
-        if not evaluation.status.passed:  # which may be for that alone
-            self._check_kernel(now=True)
         self._store.add(self._run, candidate, evaluation, elapsed_s=elapsed_s)
         self._remember(candidate, evaluation, elapsed_s)
         candidate.build = candidate.first_measurement = None
         self.progress.spent_on_finished += candidate.costs
-
-    def _check_kernel(self, *, now: bool = False) -> None:
-        """Raises StoreError where the kernel's files have changed since the run was started: builders read them each time.
-        Looks a few times a second, or now."""
-        if not now and time.monotonic() - self._kernel_checked_s < _TICK_S:
-            return
-        spec = self._run.spec
-        try:
-            changed = kernel_digest(find_kernel(spec.kernel)) != spec.kernel_digest
-        except (OSError, KernelError, UnknownNameError):
-            changed = True
-        if changed:
-            raise StoreError(
-                f"the files of kernel {spec.kernel!r} were changed or deleted while run {self._run.name!r} searched it: what"
-                " was recorded before is kept; put them back and resume, or start a new run"
-            )
-        self._kernel_checked_s = time.monotonic()
 
     def _remember(self, candidate: Candidate, evaluation: Evaluation, elapsed_s: float, *, replayed: bool = False) -> None:
         task, progress = self._tasks[candidate.task], self.progress

@@ -20,9 +20,9 @@ from evo.executors import AskedTarget, Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Value
-from evo.sanitize import memory_checker
 from evo.search.cover import choose
 from evo.search.finals import Finals, build_all, end_finals, hold_race
 from evo.search.loop import Budget, Observer, Search, StopReason, default_max_in_flight
@@ -33,6 +33,8 @@ _FINALISTS = 8
 _FINALS_BATCHES = 3
 _FINAL_RACES = 3
 """So many races are the finals of a workload, as a rule: all of them together may take as long as the search did."""
+_TRIED_S = 5.0
+"""What the memory checker has for a first candidate, which shows that there is one; what it finds is not asked for."""
 _BUILDERS_A_CORE = 16
 _PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
 """How long finals wait for a quiet machine, all together: as a share of the search's time, and its limits."""
@@ -73,13 +75,10 @@ def plan_run(
     """The record from which `execute` can start, and start again. kernel: name, or path of its folder. builders: of the
     executor, if not as many as the target leaves cores for beside so many devices. starts: points to try first, each behind
     where it comes from; given: a user has named them, and they come before the default, too. cover: few variants are to
-    serve all workloads. finalists: of each workload. sanitize_finals: each is run under the device's memory checker; raises
-    DeviceError where there is none.
+    serve all workloads. finalists: of each workload. sanitize_finals: each is run under the device's memory checker.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
     """
-    if sanitize_finals:
-        memory_checker(target)
     problem = load_kernel(kernel)
     lacking = missing_kinds(problem, target, workloads)
     return RunSpec(
@@ -109,15 +108,19 @@ def plan_run(
 
 
 def check_default(executor: Executor, spec: RunSpec) -> None:
-    """Builds the default genome for every workload: a template that cannot even do that is not worth a budget.
+    """Builds the default genome for every workload: a template that cannot even do that is not worth a budget. Where all
+    finalists are to be sanitized, that of the first workload is: a tool that is missing is told before the search.
 
     The binaries are cached, so the search itself has them for nothing. Raises TemplateError with file and line,
-    SpaceError if nothing is legal, EvoError with the compiler's first error.
+    SpaceError if nothing is legal, EvoError with the compiler's first error, DeviceError without the memory checker.
     """
-    builds = []
+    builds, checked = [], None
     for task in tasks_of(spec, executor, Stage.SEARCH):
         space = task.space.restricted(spec.options["fixed"])
-        builds.append((task, task.build(Genome.of(space.complete(space.default)))))
+        genome = Genome.of(space.complete(space.default))
+        builds.append((task, task.build(genome)))
+        if task.sanitized and checked is None:
+            checked = executor.sanitize(task.request(genome), (), _TRIED_S)
     for task, future in builds:
         build = future.result()
         if build.status is Status.RENDER_ERROR:
@@ -127,6 +130,8 @@ def check_default(executor: Executor, spec: RunSpec) -> None:
                 f"the default genome of kernel {task.problem.name!r} does not compile for {task.workload}"
                 f" ({error_line(build.log) or 'it says nothing'}); mend the template, then try: evo check {task.kernel}"
             )
+    if checked is not None and isinstance(error := checked.exception(), DeviceError):
+        raise DeviceError(f"finalists cannot be sanitized: {error}") from None
 
 
 def open_executor(
@@ -202,8 +207,8 @@ def execute(
     """
     if load_kernel(run.spec.kernel).digest != run.spec.kernel_digest:
         raise StoreError(
-            f"kernel {run.spec.kernel!r} has changed since run {run.name!r} was started, so its search cannot be"
-            " continued; start a new run, or check out the files it was started with"
+            f"kernel {run.spec.kernel!r} is not what run {run.name!r} recorded: its files have changed, or that evo counted"
+            " others among them; start a new run, or check out the files and the evo that it was started with"
         )
     store.set_status(run, RunStatus.RUNNING, elapsed_s=run.elapsed_s)
     search: Search | None = None

@@ -17,9 +17,10 @@ from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
 from evo.measure.cases import count_kinds, random_cases
 from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
-from evo.problem.kernel import Case, Kernel, Limits, Workload, load_kernel
+from evo.problem.kernel import Case, Kernel, Limits, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Space
-from evo.sanitize import Report
+from evo.sanitize import Sanitized
 
 RANDOM_CASES, _LEAST_CASES = 64, 4
 """The random cases of a finalist, over all tasks of a run; and of each task, at least."""
@@ -65,7 +66,7 @@ class TaskExecutor(TaskData):
 
     @cached_property
     def problem(self) -> Kernel:
-        return load_kernel(self.kernel)
+        return load_kernel(self.kernel, self.kernel_digest)
 
     @cached_property
     def limits(self) -> Limits:
@@ -99,11 +100,11 @@ class TaskExecutor(TaskData):
         request = replace(self.request(genome), build=build, time=time, incumbent=incumbent, cases=cases)
         return self.executor.measure(request)
 
-    def check_memory(self, genome: Genome) -> Future[Report] | None:
+    def check_memory(self, genome: Genome) -> Future[Sanitized] | None:
         """Runs it under the device's memory checker; None where that has too little time."""
         if self.sanitizing_s < _LEAST_SANITIZING_S:
             return None
-        return self.executor.check_memory(self.request(genome), self.sanitizing_s)
+        return self.executor.sanitize(self.request(genome), (), self.sanitizing_s)
 
     def awaited(self, result: Future[_Result]) -> _Result:
         """The result, when it is there. Raises what `check` raises."""
@@ -170,6 +171,7 @@ def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecut
         TaskExecutor(
             executor=executor,
             kernel=spec.kernel,
+            kernel_digest=spec.kernel_digest,
             target=spec.target,
             arch=spec.arch,
             workload=workload,

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -264,6 +264,8 @@ def cached_build(folder: Path, target: Target, source: Source, arch: str) -> Cac
     with tempfile.TemporaryDirectory(prefix="evo-build-", ignore_cleanup_errors=True) as workdir:
         binary = target.compile(source, arch, Path(workdir))
     seconds = time.perf_counter() - started
+    if replace(source).digest != source.digest:  # a header has changed: which of the two was compiled, nobody knows
+        return CachedBinary(binary, seconds, cached=False)
     figures = {name: value for name, value in vars(binary).items() if name != "code"}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from evo.problem.kernel import LaunchPlan, Limits, Workload, load_kernel
+from evo.problem.kernel import LaunchPlan, Limits, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Categorical, Space, Value
 
 from .cheats import names_for

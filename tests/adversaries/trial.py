@@ -14,7 +14,8 @@ from evo.measure import Request
 from evo.measure.cases import is_case_text, random_cases
 from evo.measure.far import far_cases
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Workload
+from evo.problem.loading import load_kernel
 from evo.search.tasks import RANDOM_CASES
 
 from .cheats import Cheat

@@ -16,7 +16,7 @@ from evo.evaluation import Status
 from evo.lineage import StoredRun
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s
 from tests.toy_kernel import write_kernel

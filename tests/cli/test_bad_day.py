@@ -179,7 +179,7 @@ def test_a_kernel_that_changes_under_its_search_ends_it_and_blames_no_candidate(
     code, said = searching.ended()
     assert code == 2
     (line,) = said.strip().splitlines()
-    assert "were changed or deleted while run 'mine' searched it" in line
+    assert "were changed or deleted while they were in use" in line
     with closing(sqlite3.connect(searching.db)) as connection:
         assert {status for (status,) in connection.execute("SELECT status FROM candidate")} <= {"ok", "same_code"}
 

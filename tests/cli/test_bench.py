@@ -19,7 +19,8 @@ from evo.lineage import Environment
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.kernel import Kernel
+from evo.problem.loading import load_kernel
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 from tests.landscape import random_search

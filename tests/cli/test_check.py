@@ -24,7 +24,7 @@ from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.measure import Request
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.problem.space import Point
 from evo.search.check import check_kernel
 from evo.search.loop import Search, StopReason

@@ -12,7 +12,7 @@ import pytest
 from evo.analysis.runs import find_best
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
-from evo.problem.kernel import kernel_digest
+from evo.problem.loading import kernel_digest
 from tests.lineage import samples as s
 from tests.toy_kernel import WORKLOAD, write_kernel
 

@@ -35,7 +35,7 @@ def test_a_winner_of_a_gate_without_nan_is_named_and_not_confirmed(here: Any, tm
     for template in FLAT.glob("*.j2"):
         shutil.copy(template, folder)
     (folder / "kernel.py").write_text(
-        "from dataclasses import replace\nfrom evo.problem.kernel import load_kernel\n"
+        "from dataclasses import replace\nfrom evo.problem.loading import load_kernel\n"
         f'KERNEL = replace(load_kernel({str(FLAT)!r}), data=("normal",))\n'
     )
     said = "not confirmed: the gate has no case of these kinds: nan, inf, outliers"
@@ -53,7 +53,7 @@ def test_cases_that_cannot_be_run_are_told_also_where_all_others_passed(tmp_path
     has at most 65,535 blocks along its second and third axis."""
     shutil.copytree(FOLDER / "strided", tmp_path / "wide", ignore=shutil.ignore_patterns("*.py"))
     (tmp_path / "wide" / "kernel.py").write_text(
-        "from dataclasses import replace\nfrom evo.problem.kernel import load_kernel\nfrom evo.problem.space import *\n"
+        "from dataclasses import replace\nfrom evo.problem.loading import load_kernel\nfrom evo.problem.space import *\n"
         f"KERNEL = replace(load_kernel({str(FOLDER / 'strided')!r}), space=Space(\n"
         '    parameters=(Categorical(name="cheat", values=("honest",), structural=True, why="one"),),\n'
         '    default={"cheat": "honest"}))\n'

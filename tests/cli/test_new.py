@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.targets import find_target
 from tests.ended import run_python

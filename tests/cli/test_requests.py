@@ -15,7 +15,7 @@ from evo.cli.jobs import read_jobs
 from evo.cli.options import parse_duration
 from evo.errors import DeviceError
 from evo.lineage.store import Store
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.search.run import check_workloads
 from evo.search.samplers import sampler_names
 from evo.targets import find_target

@@ -10,7 +10,7 @@ import pytest
 from evo.errors import CompileError, UsageError
 from evo.evaluation import Binary
 from evo.export import Exporter, ExportItem, ExportRequest, exporter_names, find_exporter
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.problem.render import Source
 from evo.targets import Target, find_target
 from tests.export.exports import listing, request_for

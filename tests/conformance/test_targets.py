@@ -12,7 +12,8 @@ import pytest
 
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
-from evo.problem.kernel import Launch, kernel_names, load_kernel
+from evo.problem.kernel import Launch
+from evo.problem.loading import kernel_names, load_kernel
 from evo.problem.render import Source
 from evo.targets import Target, cached_build, find_target, target_names
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from evo.errors import DeviceError
+from evo.errors import DeviceError, KernelError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, _device
 from evo.executors._device import Device, Job, prepare_device
@@ -28,7 +28,8 @@ from evo.executors._worker import MOST_KILLED, Worker
 from evo.executors.local import LocalExecutor
 from evo.measure import Incumbent, TaskData, buffers, gate
 from evo.problem.genome import Genome
-from evo.problem.kernel import Tensors, load_kernel
+from evo.problem.kernel import Tensors
+from evo.problem.loading import kernel_digest, load_kernel
 from evo.search.run import check_workloads
 from evo.targets import find_target
 from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel
@@ -376,6 +377,41 @@ def test_a_builder_that_is_killed_is_replaced_and_the_build_made_again(
     assert build.log == f"the builder died (SIGKILL) while it compiled this, {MOST_KILLED} times"
     wait_until(lambda: not compilers(), "the compilers have ended with their builders")
     assert executor.build(build_request(kernel, unroll=8)).result(PATIENCE_S).status is Status.OK
+
+
+def test_a_kernel_whose_files_have_changed_is_neither_built_nor_measured_and_no_candidate_is_blamed(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
+    kernel = write_kernel(tmp_path / "toy", MODES)
+    template, digest = kernel / "cpu.cpp.j2", kernel_digest(kernel)
+
+    def build(mode: str) -> Build:
+        return executor.build(replace(build_request(kernel, mode), kernel_digest=digest)).result(PATIENCE_S)
+
+    built, text = build("honest"), template.read_text()
+    assert built.status is Status.OK
+    template.write_text("{% if")
+    with pytest.raises(KernelError, match="were changed or deleted while they were in use"):
+        build("wrong")
+    with pytest.raises(KernelError, match="were changed or deleted while they were in use"):
+        executor.measure(replace(measure_request(kernel, built), kernel_digest=digest)).result(PATIENCE_S)
+    template.write_text(text)
+    assert build("wrong").status is Status.OK
+    measured = executor.measure(replace(measure_request(kernel, built), kernel_digest=digest)).result(PATIENCE_S)
+    assert measured.status is Status.OK
+
+
+def test_a_kernel_that_is_edited_while_its_candidate_is_compiled_is_not_judged_by_either_form(
+    executor: LocalExecutor, tmp_path: Path
+) -> None:
+    kernel = write_kernel(tmp_path / "toy", MODES)
+    template, digest = kernel / "cpu.cpp.j2", kernel_digest(kernel)
+    future = executor.build(replace(build_request(kernel, "compile_bomb"), kernel_digest=digest))
+    compiler = wait_until(compilers, "a compiler runs")[0]
+    template.write_text(template.read_text() + "\n")
+    compiler.kill()
+    with pytest.raises(KernelError, match="were changed or deleted while they were in use"):
+        future.result(PATIENCE_S)
 
 
 def test_nothing_is_compiled_while_a_candidate_runs(executor: LocalExecutor, kernel: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from evo.export import ExportItem, ExportRequest
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.targets import find_target
 
 

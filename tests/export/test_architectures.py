@@ -17,7 +17,8 @@ from evo.export._package import asked_of, plan_record, with_ptx
 from evo.export.module import EXPORTER as MODULE
 from evo.export.module import remarks
 from evo.problem.genome import Genome
-from evo.problem.kernel import Argument, LaunchPlan, Workload, load_kernel
+from evo.problem.kernel import Argument, LaunchPlan, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Value
 from evo.targets.cuda import run_nvrtc
 from tests.ended import run_python

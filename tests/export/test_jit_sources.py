@@ -18,7 +18,7 @@ import torch
 from evo.errors import KernelError
 from evo.export import ExportRequest, find_exporter
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel, template_root
+from evo.problem.loading import load_kernel, template_root
 from evo.problem.render import render
 from evo.runtime import nvrtc
 from evo.runtime.package import Unavailable

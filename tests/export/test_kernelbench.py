@@ -16,7 +16,7 @@ from owners import kernelbench
 
 from evo.errors import UsageError
 from evo.export import find_exporter
-from evo.problem.kernel import template_root
+from evo.problem.loading import template_root
 from tests.export.exports import request_for
 
 EXPORTER = find_exporter("kernelbench")

@@ -17,7 +17,7 @@ import evo
 from evo.errors import CompileError, KernelError, UsageError
 from evo.export import find_exporter
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.targets import find_target
 from tests.export.exports import listing, request_for
 

@@ -14,7 +14,7 @@ import torch
 
 from evo.export import ExportRequest, find_exporter
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.problem.space import Value
 from evo.targets import find_target
 from tests.export.exports import request_for

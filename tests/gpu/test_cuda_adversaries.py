@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evo.executors import ExecutorConfig
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.targets import find_target
 from tests.adversaries.cheats import ALL, Cheat
 from tests.adversaries.column_sums.cheats import ALL as OF_SUMS

@@ -14,7 +14,8 @@ from evo import cli
 from evo.errors import DeviceError
 from evo.measure import Request
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Value
 from evo.sanitize import Sanitized, choose_tools, find_compute_sanitizer, sanitize
 from evo.targets import find_target
@@ -72,8 +73,9 @@ def run_tools(kernel: str, genome: Genome, tools: tuple[str, ...], workload: Wor
         arch=find_target("cuda").device().arch,
         genome=genome,
         workload=workload or load_kernel(kernel).example("cuda"),
+        seed=1,
     )
-    return sanitize(request, tools, seed=1, limit_s=60.0)
+    return sanitize(request, tools, 60.0)
 
 
 def found_by(sanitized: Sanitized) -> dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]]:

@@ -14,7 +14,7 @@ from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.problem.space import Value
 from evo.search.check import check_candidate
 from evo.search.tasks import TaskExecutor

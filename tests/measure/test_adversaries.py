@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evo.executors import ExecutorConfig
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from tests.adversaries.attention.cheats import ALL as OF_ATTENTION
 from tests.adversaries.cheats import Cheat, names_for
 from tests.adversaries.column_sums.cheats import ALL as OF_SUMS

@@ -23,7 +23,8 @@ from evo.measure.cases import parse_case
 from evo.measure.far import far_cases
 from evo.measure.gate import Gate, argument_values, expected_outputs
 from evo.problem.genome import Genome
-from evo.problem.kernel import Case, Launch, Workload, load_kernel
+from evo.problem.kernel import Case, Launch, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.runtime.tolerance import Expected, compare
 from evo.runtime.tolerance import expected as rule

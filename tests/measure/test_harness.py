@@ -13,7 +13,8 @@ from evo.evaluation import Check
 from evo.measure import harness
 from evo.measure.clock import Protocol
 from evo.measure.harness import Contender, TimingHarness
-from evo.problem.kernel import Launch, LaunchSequence, load_kernel
+from evo.problem.kernel import Launch, LaunchSequence
+from evo.problem.loading import load_kernel
 from evo.targets import find_target
 
 KERNEL = load_kernel("layernorm")

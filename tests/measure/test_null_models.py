@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from evo.measure.gate import Gate
-from evo.problem.kernel import Case, Kernel, Tensors, Workload, kernel_names, load_kernel
+from evo.problem.kernel import Case, Kernel, Tensors, Workload
+from evo.problem.loading import kernel_names, load_kernel
 from evo.runtime.tolerance import Expected, compare
 from evo.targets import find_target
 

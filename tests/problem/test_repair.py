@@ -10,7 +10,8 @@ import torch
 from evo.errors import KernelError
 from evo.measure.cases import count_kinds, draw_inputs, random_cases, required_cases, simpler
 from evo.measure.far import far_cases
-from evo.problem.kernel import Argument, Case, Cost, Dimension, Kernel, Tensors, Workload, load_kernel
+from evo.problem.kernel import Argument, Case, Cost, Dimension, Kernel, Tensors, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.repair import is_legal, repaired
 from evo.search.check import cost_faults
 from tests.adversaries.trial import FOLDER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ from evo.errors import KernelError
 from evo.measure.cases import random_cases
 from evo.measure.gate import Gate, expected_outputs
 from evo.problem.genome import Genome
-from evo.problem.kernel import DATA, Cost, draw, kernel_digest, load_kernel, template_root
+from evo.problem.kernel import DATA, Cost, draw
+from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.targets import find_target
 
@@ -119,87 +119,4 @@ def test_a_number_that_may_be_negative_is_in_random_cases(tmp_path: Path, stated
 def test_an_input_without_a_shape_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(STATEMENT.replace('kind="input", shape=("cols",)', 'kind="input"'))
     with pytest.raises(KernelError, match="input 'bias' has no shape; give it one, or the kernel its own"):
-        load_kernel(str(tmp_path))
-
-
-def test_a_search_depends_on_what_kernels_share_and_not_on_what_frontends_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = Path(shutil.copytree(template_root(), tmp_path / "templates"))
-    monkeypatch.setattr("evo.problem.kernel.template_root", lambda: root)
-    before = kernel_digest(root / "layernorm")
-    for name in ("layernorm/frontend.py", "layernorm/frontend.cpp", "_shared/norm.py", "_shared/norm.h"):
-        (root / name).write_text("changed\n")
-        assert kernel_digest(root / "layernorm") == before
-    for name in ("_shared/row.cuh", "_norm/cpu_space.py"):
-        (root / name).write_text("changed\n")
-        assert kernel_digest(root / "layernorm") != before
-        before = kernel_digest(root / "layernorm")
-
-
-@pytest.mark.parametrize(
-    ("kernel", "named", "other"),
-    [
-        ("attention", "_shared/mma.cuh", "_norm/cpu_space.py"),
-        ("softmax", "_shared/reduce.cuh", "_norm_backward/cuda.cu.j2"),
-        ("layernorm", "_norm/forward.cpp.j2", "_norm_backward/problem.py"),
-        ("layernorm_backward", "_norm_backward/cuda.cu.j2", "attention/kernel.py"),
-    ],
-)
-def test_a_search_does_not_depend_on_families_that_its_kernel_does_not_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, named: str, other: str
-) -> None:
-    root = Path(shutil.copytree(template_root(), tmp_path / "templates"))
-    monkeypatch.setattr("evo.problem.kernel.template_root", lambda: root)
-    before = kernel_digest(root / kernel)
-    (root / other).write_text("changed\n")
-    assert kernel_digest(root / kernel) == before
-    (root / named).write_text("changed\n")
-    assert kernel_digest(root / kernel) != before
-
-
-def test_every_shared_header_that_a_source_includes_is_in_its_kernels_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels = [load_kernel(name) for name in ("attention", "layernorm", "rmsnorm_backward", "softmax")]
-    limits = find_target("cuda").limits("sm_90")
-    root = Path(shutil.copytree(template_root(), tmp_path / "templates"))
-    for kernel in kernels:
-        workload = kernel.example("cuda")
-        space = kernel.space("cuda", workload, limits)
-        included = render(kernel, "cuda", Genome.of(space.complete(space.default)), workload, "sm_90").includes
-        assert included
-        monkeypatch.setattr("evo.problem.kernel.template_root", lambda: root)
-        for name in included:
-            before, text = kernel_digest(root / kernel.name), (root / name).read_text()
-            (root / name).write_text("changed\n")
-            assert kernel_digest(root / kernel.name) != before, name
-            (root / name).write_text(text)
-        monkeypatch.undo()
-
-
-def test_a_kernel_of_ones_own_depends_on_no_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(shutil.copytree(template_root(), tmp_path / "templates"))
-    monkeypatch.setattr("evo.problem.kernel.template_root", lambda: root)
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "kernel.py").write_text(STATEMENT)
-    before = kernel_digest(tmp_path / "own")
-    for path in (*root.glob("_norm*/*"), *root.glob("_shared/*")):
-        path.write_text("changed\n")
-    assert kernel_digest(tmp_path / "own") == before
-
-
-def test_a_kernel_is_loaded_again_when_one_of_its_python_files_has_changed(tmp_path: Path) -> None:
-    text = STATEMENT.replace("from evo.problem.space", "from .names import NAME\nfrom evo.problem.space")
-    (tmp_path / "kernel.py").write_text(text.replace('name="scaled"', "name=NAME"))
-    (tmp_path / "names.py").write_text('NAME = "one"\n')
-    first = load_kernel(str(tmp_path))
-    assert load_kernel(str(tmp_path)) is first
-    (tmp_path / "names.py").write_text('NAME = "two"\n')  # of the same size, in the same second
-    second = load_kernel(str(tmp_path))
-    assert (first.name, second.name) == ("one", "two")
-    (tmp_path / "kernel.py").write_text(text.replace('name="scaled"', "name=NAME + '_again'"))
-    assert load_kernel(str(tmp_path)).name == "two_again"
-    (tmp_path / "kernel.py").write_text("1 / 0\n")
-    with pytest.raises(KernelError, match="division by zero"):
         load_kernel(str(tmp_path))

@@ -12,7 +12,8 @@ from evo.evaluation import FINALIST, Binary, Build, Candidate, Check, Evaluation
 from evo.lineage import RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Space, Value
 from evo.search.samplers import find_sampler
 from evo.targets import find_target

@@ -13,7 +13,7 @@ import pytest
 from recorded import PLANS
 
 from evo.analysis.outcome import RunOutcome, read_problem
-from evo.problem.kernel import load_kernel, template_root
+from evo.problem.loading import load_kernel, template_root
 from evo.report.page import render_page
 from evo.report.sentences import headline
 from evo.report.text import duration, micro, visible

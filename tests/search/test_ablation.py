@@ -20,7 +20,8 @@ from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.kernel import Kernel
+from evo.problem.loading import load_kernel
 from evo.problem.space import Point
 from evo.search.check import Ablation, measure_ablation
 from evo.search.tasks import TaskExecutor

@@ -25,7 +25,7 @@ from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.loading import load_kernel
 from evo.search.finals import Finals, build_all, end_finals, hold_race
 from evo.search.loop import Budget, Progress, Search, StopReason
 from evo.search.run import check_workloads, choose_devices, hold_all_finals, plan_run

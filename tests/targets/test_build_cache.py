@@ -47,6 +47,30 @@ def test_everything_that_the_code_depends_on_is_part_of_the_key(tmp_path: Path) 
     assert build(tmp_path).cached
 
 
+@pytest.mark.parametrize("quotes", ['""', "<>"])
+def test_a_header_counts_however_it_is_included_and_one_that_changes_meanwhile_keeps_its_binary_out(
+    tmp_path: Path, quotes: str
+) -> None:
+    header, compiler = tmp_path / "one.hpp", tmp_path / "g++"
+    text = f'#include {quotes[0]}one.hpp{quotes[1]}\nextern "C" void k(float* y) {{ *y = ONE; }}'
+    source = Source(text=text, target="cpu", entry="k", include_dirs=(str(tmp_path),))
+    header.write_text("#define ONE 1\n")
+    compiler.write_text(f"#!/bin/sh\necho '#define ONE 2' > {header}\nexec g++ \"$@\"\n")
+    compiler.chmod(0o755)
+    target = CpuTarget(str(compiler))
+    source.digest  # noqa: B018  as it was read
+    two = cached_build(tmp_path / "cache", target, source, "native")
+    assert not entries(tmp_path / "cache")
+    header.write_text("#define ONE 1\n")
+    compiler.write_text("#!/bin/sh\nexec g++ \"$@\"\n")
+    one = cached_build(tmp_path / "cache", target, replace(source), "native")
+    assert not one.cached
+    assert one.binary.code_hash != two.binary.code_hash
+    assert cached_build(tmp_path / "cache", target, replace(source), "native").cached
+    header.write_text("#define ONE 2\n")
+    assert cached_build(tmp_path / "cache", target, replace(source), "native").binary.code_hash == two.binary.code_hash
+
+
 def test_another_compiler_is_another_key(tmp_path: Path) -> None:
     script = tmp_path / "g++-other"
     script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "g++ other 99" && exit\nexec g++ "$@"\n')

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from evo.problem.kernel import LaunchPlan, Limits, Workload, load_kernel
+from evo.problem.kernel import LaunchPlan, Limits, Workload
+from evo.problem.loading import load_kernel
 from evo.problem.space import Categorical, Space
 from tests.adversaries.attention.cheats import ALL
 

@@ -1,0 +1,266 @@
+"""Kernels by name or path: which there are, the files that decide what a search of one finds, and how one is loaded."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from evo.errors import EvoError, KernelError, UnknownNameError, UsageError
+from evo.problem.kernel import FUNCTION_FILES, Kernel
+from evo.problem.stated import check_statement, told
+
+UNFILLED = "# FILL IN: "
+"""In a kernel.py that `evo new` has written, before what only its user knows."""
+
+
+def template_root() -> Path:
+    """The folder of kernels: beside the installed package, else in the checkout."""
+    here = Path(__file__).resolve().parent.parent
+    installed = here / "_assets" / "templates"
+    return installed if installed.is_dir() else here.parent / "templates"
+
+
+def kernel_names() -> list[str]:
+    return sorted(p.parent.name for p in template_root().glob("*/kernel.py"))
+
+
+def names_near(name: str) -> list[str]:
+    """Kernels that may be meant: the shipped ones, and the folders beside the one that is named."""
+    return [*kernel_names(), *(str(p.parent) for p in Path(name).parent.glob("*/kernel.py"))]
+
+
+def find_kernel(name: str) -> Path:
+    """The folder of a kernel, by its name or by a path to it.
+
+    Raises UnknownNameError if there is none, KernelError for a folder that is no kernel's.
+    """
+    try:
+        if name and (Path(name) / "kernel.py").is_file():
+            return Path(name).resolve()
+    except (OSError, ValueError):  # no file can be called so
+        raise UnknownNameError("kernel", name[:80], kernel_names()) from None
+    if name in kernel_names():
+        return template_root() / name
+    if name and Path(name).is_dir():
+        raise KernelError(
+            f"{name} is a folder, but no kernel's: it has no kernel.py; a kernel is a folder with kernel.py, which states"
+            " the problem, and a template for each target, such as cuda.cu.j2 or cpu.cpp.j2 (docs/writing-a-kernel.md)"
+        )
+    raise UnknownNameError("kernel", name, names_near(name))
+
+
+def unfilled(path: Path) -> list[tuple[int, str]]:
+    """(line, what) of all that a kernel.py still lacks."""
+    lines = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+    return [(number, line.partition(UNFILLED)[2].strip()) for number, line in lines if UNFILLED in line]
+
+
+# -- the files that decide a search -------------------------------------------------------------------------------
+
+_SOURCES = (".py", ".j2", ".cu", ".cpp", ".cuh", ".h")
+_EXPORTED = [Path(name).stem for name in FUNCTION_FILES]
+"""What is for exports alone, unless kernel.py imports it: the names of files without their suffixes."""
+_SHARED_NAME = re.compile(rb"""["'<](_\w+)/((?:\{\{.*?\}\}|\{%.*%\}|[\w./-])*)""")
+"""A file of a folder that kernels share, where it is named: _shared/row.cuh, or _shared/mma{{ "_half" if p.half }}.cuh."""
+_INCLUDE = re.compile(rb"""#\s*include\s*["<]([^">\n]+)|\{%-?\s*(?:include|import|extends|from)\s+["']([^"'\n]+)""")
+_IMPORT = re.compile(rb"(?:^|[;:])[ \t]*from[ \t]+(\.+)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
+
+
+def kernel_files(folder: Path) -> dict[str, bytes]:
+    """The content of each file that decides what a search of this kernel finds, by its place below the kernel's folder or,
+    if kernels share it, below theirs. These are the sources in the kernel's folder and what else they include there; and of
+    the folders that kernels share, whose names start with an underscore, the files that these include and the modules that
+    they import. The kernel is not loaded for that, and may lie anywhere. Raises KernelError for a file that cannot be read.
+    """
+    own, others = dict(_files_below(folder)), dict[str, Path]()
+    for family in template_root().glob("_*"):
+        others |= {f"{family.name}/{name}": path for name, path in _files_below(family) if path.suffix in _SOURCES}
+    others |= own
+    waiting = [name for name, path in own.items() if path.suffix in _SOURCES and path.stem not in _EXPORTED]
+    found = dict[str, bytes]()
+    while waiting:
+        if (name := waiting.pop()) not in found:
+            try:
+                found[name] = others[name].read_bytes()
+            except OSError as error:
+                raise KernelError(f"{others[name]} cannot be read ({error.strerror}): kernels consist of files") from error
+            waiting += _named_in(name, found[name], tuple(others))
+    return found
+
+
+def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files of a folder by their place in it, without those that are hidden."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            yield path.relative_to(folder).as_posix(), path
+
+
+@lru_cache(256)
+def _named_in(name: str, content: bytes, others: Sequence[str]) -> list[str]:
+    """The other files that a file asks for, with those that it may ask for where it computes their names."""
+    found = list[str]()
+    for family, rest in _SHARED_NAME.findall(content):
+        pattern = re.sub(r"\{\{.*?\}\}|\{%.*%\}", "*", f"{family.decode()}/{rest.decode()}")
+        found += fnmatch.filter(others, pattern) or fnmatch.filter(others, f"{pattern}*")
+    if not name.endswith(".py"):
+        included = {(plain or jinja).decode().rpartition("/")[2] for plain, jinja in _INCLUDE.findall(content)}
+        return found + [other for other in others if other.rpartition("/")[2] in included and not other.startswith("_")]
+    for dots, module, names in _IMPORT.findall(re.sub(rb"#[^\n]*", b"", content)):
+        package = "/".join([*name.split("/")[: -len(dots)], *module.decode().split(".")]).rstrip("/")
+        places = [package, *(f"{package}/{imported.decode()}".lstrip("/") for imported in re.findall(rb"\w+", names))]
+        found += {f"{place}{end}" for place in places for end in (".py", "/__init__.py")} & {*others}
+    return found
+
+
+def digest_of(files: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(name.encode() + b"\0" + content + b"\0")
+    return digest.hexdigest()
+
+
+def kernel_digest(folder: Path) -> str:
+    """The sha256 over `kernel_files`."""
+    return digest_of(kernel_files(folder))
+
+
+# -- loading ------------------------------------------------------------------------------------------------------
+
+_PACKAGE = "_evo_kernel_"
+_LOADS = 3
+"""How often a kernel is loaded whose files change meanwhile."""
+_loaded: dict[Path, Kernel] = {}
+"""The kernels of this process, by folder."""
+
+
+def load_kernel(name: str, digest: str = "") -> Kernel:
+    """The `KERNEL` of templates/<name>/kernel.py, or of the folder that `name` is a path to; loaded once, and again when one
+    of `kernel_files` has changed. Its `digest` is that of the files that were loaded.
+
+    digest: what it must have, as it was recorded; empty if anything will do.
+    Raises UnknownNameError; KernelError if there is no such file, it does not state a problem, or its digest is another.
+    """
+    try:
+        folder = find_kernel(name)
+        now = digest_of(files := kernel_files(folder))
+    except EvoError:
+        now = ""
+        if not digest:
+            raise
+    if digest and now != digest:
+        raise KernelError(
+            f"the files of kernel {name!r} were changed or deleted while they were in use: what was recorded before is kept;"
+            " put them back and resume, or start a new run"
+        )
+    for _ in range(_LOADS):
+        if (kernel := _loaded.get(folder)) is not None and kernel.digest == now:
+            return kernel
+        _loaded[folder] = _import_kernel(folder, files)
+        now = digest_of(files := kernel_files(folder))
+    raise KernelError(f"the files of kernel {name!r} change while they are loaded: let nothing write to {folder} meanwhile")
+
+
+def recorded_kernel(name: str, digest: str | None) -> Kernel:
+    """The kernel that a record names. A database may come from anybody, and a kernel.py is a program: it is run only if evo
+    brings it along, if it lies below the current folder and its files have the recorded digest (None: whatever they are
+    now), or if this process has loaded it before because its user named it.
+
+    Raises what `load_kernel` raises, and UsageError for one that must not be run.
+    """
+    folder = find_kernel(name)
+    if folder not in _loaded and not folder.is_relative_to(template_root()):
+        reason = ""
+        if not folder.is_relative_to(Path.cwd().resolve()):
+            reason = f"its folder {folder} is not below the current one"
+        elif digest not in (None, kernel_digest(folder)):
+            reason = f"what lies in {folder} has changed since"
+        if reason:
+            raise UsageError(f"kernel {name} is not here as it was recorded: {reason}; add --trust to run its kernel.py")
+    return load_kernel(name)
+
+
+def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
+    """The folder is imported as a package of a private name, so that kernel.py can be split: from .space import ... It holds
+    the folders that kernels of a family share, too: from ._norm import ... Modules beside kernel.py that it imports by
+    their own names are loaded anew, also where this process has them."""
+    path = folder / "kernel.py"
+    if missing := unfilled(path):
+        places = "; ".join(f"line {line}, {what}" for line, what in missing)
+        raise KernelError(f"{path} is not complete: {places} (write each, and delete its comment {UNFILLED.strip()!r})")
+    package = f"{_PACKAGE}{folder.name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    before = {name: sys.modules.pop(name) for name in [*sys.modules] if _is_of(folder, package, name)}
+    importlib.invalidate_caches()
+    loader, within = _FromSource(package, str(path)), [str(folder), str(template_root())]
+    spec = importlib.util.spec_from_file_location(package, path, loader=loader, submodule_search_locations=within)
+    assert spec is not None
+    module = sys.modules[package] = importlib.util.module_from_spec(spec)
+    outer, _finder.folder = _finder.folder, folder
+    try:
+        loader.exec_module(module)
+    except KernelError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise told(folder, "fails on import:", error) from error
+    finally:
+        _finder.folder = outer
+        sys.modules.update({n: m for n, m in before.items() if n not in sys.modules and not n.startswith(package)})
+    for name in (name for name in sys.modules if name.startswith(f"{package}.")):
+        place = name.removeprefix(f"{package}.").replace(".", "/")
+        if getattr(sys.modules[name], "__file__", None) and not {f"{place}.py", f"{place}/__init__.py"} & {*files}:
+            raise KernelError(f"{path} imports {place}.py by a name that it computes: write from .MODULE import NAME")
+    kernel = getattr(module, "KERNEL", None)
+    if not isinstance(kernel, Kernel):
+        raise KernelError(f"{path} must define KERNEL = evo.problem.kernel.Kernel(...)")
+    object.__setattr__(kernel, "folder", folder)
+    object.__setattr__(kernel, "digest", digest_of(files))
+    check_statement(kernel)
+    return kernel
+
+
+def _is_of(folder: Path, package: str, name: str) -> bool:
+    """Whether a module is a kernel's own, or one beside it that was imported because its folder is in sys.path."""
+    place = getattr(sys.modules[name], "__dict__", {}).get("__file__")
+    ends = (".py", "/__init__.py") if not name.startswith("evo.") and name != "evo" else ()
+    beside = place in [f"{folder}/{name.replace('.', '/')}{end}" for end in ends]
+    return beside or name == package or name.startswith(f"{package}.")
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles a module from its source. What Python keeps in __pycache__ counts as current after an edit that leaves size
+    and second as they were."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class _Finder:
+    """Has `_FromSource` load what belongs to kernels: modules of their packages, and those beside the one that is loaded."""
+
+    folder: Path | None = None
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not name.startswith(_PACKAGE) and self.folder is None:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
+            return None
+        if not name.startswith(_PACKAGE) and self.folder not in Path(spec.origin).parents:
+            return None
+        spec.loader = _FromSource(name, spec.origin)
+        return spec
+
+
+_finder = _Finder()
+sys.meta_path.insert(0, _finder)
