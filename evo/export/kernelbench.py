@@ -20,7 +20,7 @@ from evo.export import Contents, Exporter, ExportRequest
 from evo.export._package import build_package
 from evo.problem.formats import check_fit, fill, format_table, values_of
 from evo.problem.kernel import Workload, load_kernel
-from evo.runtime.package import LaunchPlan
+from evo.runtime.manifest import LaunchPlan
 
 _MODEL_NEW = Path(__file__).with_name("_kernelbench.py.j2")
 _WORDS = {"int64": "q", "int32": "i4x", "float32": "f4x", "float64": "d"}
