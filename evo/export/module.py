@@ -402,6 +402,7 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
         "arch": form.arch,
         "workload": workload_record(kernel, workload),
         "fixed": list(kernel.compile_time_dims[target.name]),
+        "genome": form.genome.parameters,
         "source": f"general_{workload.dtype}{on}_{first}_to_{last}.{target.language}",
         "recipe": recipe(target.name, source.flags),
         "launch": launch,

@@ -29,7 +29,8 @@ def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Cont
             kept["points"] = [p | _origin(p) for p in v["points"]]
         variants.append(kept)
     names = dict.fromkeys(r["source"] for r in (*variants, *manifest["general"]))
-    return {**manifest, "variants": variants}, stored({name: files[name].decode() for name in names})
+    general = [{name: value for name, value in g.items() if name != "genome"} for g in manifest["general"]]
+    return {**manifest, "variants": variants, "general": general}, stored({name: files[name].decode() for name in names})
 
 
 def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
