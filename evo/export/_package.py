@@ -132,7 +132,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype, **_ties(kernel, a)} for a in kernel.arguments],
             "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
         },
-        "measured_on": [dict(part.environment) for part in parts],
+        "measured_on": [{name: told for name, told in part.environment.items() if told} for part in parts],
         "exported_on": {"machine": cpu.machine(), "python": platform.python_version(), "torch": version("torch")},
         "targets": targets,
         "variants": variants,
@@ -382,7 +382,7 @@ def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
     torch_us = next((t["median_us"] for t in (*cold, *baselines) if t["ratio"] is None), None)
     figures = {n: own.get(n) for n in ("median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high")}
     rounded = {n: us and float(f"{us:.6g}") for n, us in {**figures, "torch_us": torch_us}.items()}
-    return {"stage": own["stage"], **rounded, "disturbed": is_disturbed(own.get("clocks"))}
+    return {"stage": own.get("stage"), **rounded, "disturbed": is_disturbed(own.get("clocks"))}
 
 
 def recipe(target: str, flags: Sequence[str]) -> dict[str, list[str]]:
