@@ -84,7 +84,7 @@ def refused(checkout: Path, program: str) -> str:
 
 def test_a_function_runs_the_shipped_variant_which_is_compiled_once_or_is_pytorchs(exported: Path, checkout: Path) -> None:
     folder = ship(exported, checkout, "layernorm")
-    assert {path.suffix for path in folder.iterdir()} == {".json", ".cu", ".cpp"}
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".cu", ".cpp", ".diff"}
     program = (
         "import torch\n"
         "from evo.ready import LayerNorm, layer_norm, layernorm\n"

@@ -183,6 +183,16 @@ def test_the_check_finds_a_variant_that_is_wrong(copy_of: Path, command: Any) ->
     assert text.count("  right: 2") == 2
 
 
+def test_the_source_of_a_variant_is_printed_whole(copy_of: Path, command: Any) -> None:
+    source = next(copy_of.glob("variant_1_*.cpp")).read_text()
+    assert command(copy_of, "show", "--source", "1") == (0, source)
+    code, text = command(copy_of, "show", "--source", "1", "--json")
+    assert (code, json.loads(text)) == (0, {"source": source})
+    with pytest.raises(SystemExit) as ended:
+        command(copy_of, "show", "--source", "9")
+    assert ended.value.code == 2
+
+
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_the_figure_of_the_final_is_told_with_its_mark_beside_new_ones(
     copy_of: Path, command: Any, disturbed: bool
