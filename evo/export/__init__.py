@@ -9,7 +9,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,7 +20,7 @@ from evo.errors import UnknownNameError, UsageError
 from evo.lineage.database import check_folder
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
-from evo.runtime.manifest import FORMAT_VERSION, LaunchPlan, stated
+from evo.runtime.manifest import FORMAT_VERSION, stated
 from evo.runtime.manifest import MANIFEST as MANIFEST
 
 _WRITER = "evo"
@@ -144,36 +144,23 @@ def with_manifest(format: str, record: Mapping[str, Any], files: Mapping[str, by
     return {**files, MANIFEST: written(manifest)}
 
 
-_PLAN = json.loads(json.dumps({f.name: f.default for f in fields(LaunchPlan) if f.default is not MISSING}))
-
-
 def written(manifest: Mapping[str, Any]) -> bytes:
     """The text of a manifest, less what `read_manifest` of evo/runtime/manifest.py adds again."""
     brief = json.loads(json.dumps(manifest))
     if "variants" in brief:
-        _leave_out(brief)
+        machines = brief["measured_on"]
+        brief["measured_on"] = [m for i, m in enumerate(machines) if m not in machines[:i]]
+        for v in brief["variants"]:
+            v["measured_on"] = brief["measured_on"].index(machines[v["measured_on"]])
+        for record, assumed in stated(brief):
+            record["workload"] = record["workload"]["key"]
+            for name in record.keys() & assumed.keys():
+                value = assumed[name]
+                if isinstance(value, dict):
+                    record[name] = {n: part for n, part in record[name].items() if n not in value or part != value[n]}
+                if record[name] in (value, {}):
+                    del record[name]
     return f"{_lines(brief, 0)}\n".encode()
-
-
-def _leave_out(brief: dict[str, Any]) -> None:
-    machines = brief["measured_on"]
-    brief["measured_on"] = [m for i, m in enumerate(machines) if m not in machines[:i]]
-    for v in brief["variants"]:
-        v["measured_on"] = brief["measured_on"].index(machines[v["measured_on"]])
-    for _, record, assumed in stated(brief):
-        kept = _without({**record, "workload": record["workload"]["key"]}, assumed)
-        if "record" in record:
-            kept["record"] = _without(record["record"], assumed["record"])
-        if "launch" in record:
-            kept["launch"] = _without(record["launch"], _PLAN)
-            if "then" in record["launch"]:
-                kept["launch"]["then"] = [_without(plan, _PLAN) for plan in record["launch"]["then"]]
-        record.clear()
-        record.update(kept)
-
-
-def _without(record: Mapping[str, Any], assumed: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in assumed or value != assumed[name]}
 
 
 def sha256_of(data: str | bytes) -> str:

@@ -25,6 +25,7 @@ from evo.problem.kernel import DTYPE_BYTES, INTEGER_BYTES, Argument, Kernel, Lau
 from evo.problem.render import Source, render
 from evo.problem.space import Point
 from evo.runtime import cpu
+from evo.runtime.manifest import PLAIN
 from evo.search.cover import choose
 from evo.targets import Target, find_target
 from evo.targets.cpu import FLAGS, LIBRARIES
@@ -362,7 +363,8 @@ def plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload)
 def _plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload) -> dict[str, Any]:
     first, *then = (asdict(plan) for plan in kernel.plans(target, genome.parameters, workload))
     if first["entry"] == kernel.entry:
-        del first["entry"]
+        first["entry"] = ""
+    then = [{name: value for name, value in plan.items() if value != PLAIN[name]} for plan in then]
     workspace = []
     for a in kernel.arguments:
         if a.size is not None:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,12 @@ _LAUNCH = {
     "blocks?": "count or none",
     "entry?": "text",
 }
-_COMPILED = {"fixed": ["text"], "recipe": {"flags": ["text"], "libraries?": ["text"]}}
+_COMPILED: Mapping[str, Any] = {"fixed": ["text"], "recipe": {"flags": ["text"], "libraries?": ["text"]}}
 _TIMING = {
     "stage": "text", "disturbed": "truth", "median_us": "number", "ratio": "number", "ratio_low": "number or none",
     "ratio_high": "number or none", "torch_us": "number or none",
 }  # fmt: skip
-_POINT = {"candidate": "text", "workload": "text", "timing?": (None, _TIMING), "record": {"device?": "text or none"}}
+_POINT = {"candidate": "text", "workload": "text", "timing?": (None, _TIMING), "record?": {"device?": "text or none"}}
 _SOURCE = {
     "target": "text",
     "arch": "text",
@@ -126,62 +126,50 @@ def _misfit(value: Any, shape: Any, where: str) -> str:
     return next(filter(None, faults), "")
 
 
-def stated(manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """The records of a manifest, each with where it stands and with what it is taken to say where it says nothing."""
-    for i, v in enumerate(manifest["variants"]):
+def stated(manifest: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The records of a manifest, each with what it is taken to say where it says nothing, which goes for each key of a part
+    that is an object. Raises LookupError for a target or machine that is not listed."""
+    for v in manifest["variants"]:
         machine, points = manifest["measured_on"][v.get("measured_on", 0)], v.get("points", ())
-        measured = {"timing": None, "record": {"device": machine["device"]} if "device" in machine else {}}
         standing = "measured" if v.get("measured_arch", v["arch"]) == v["arch"] else "compiled"
         found = {"measured_on": 0, "measured_arch": v["arch"], "standing": standing, "instead_of": None, "points": []}
-        built = {"spill_bytes": 0, "smem_static_bytes": 0, "jit": None}
-        yield f"it.variants[{i}]", v, {**manifest["targets"][v["target"]], **found, **built, **measured}
-        yield from ((f"it.variants[{i}].points[{j}]", p, measured) for j, p in enumerate(points))
-    for i, g in enumerate(manifest.get("general", ())):
-        yield f"it.general[{i}]", g, manifest["targets"][g["target"]]
+        built = {"spill_bytes": 0, "smem_static_bytes": 0, "launch": PLAIN, "jit": None}
+        timed = {"timing": None, "record": {"device": machine["device"]} if "device" in machine else {}}
+        yield v, {**manifest["targets"][v["target"]], **found, **built, **timed}
+        yield from ((point, timed) for point in points)
+    for g in manifest.get("general", ()):
+        yield g, {**manifest["targets"][g["target"]], "launch": PLAIN}
 
 
 def _fill(manifest: dict[str, Any]) -> str:
-    """Has records say what they are taken to say, and what follows from their workload's key and from where they were
-    measured. Returns what is wrong with that; empty if nothing is."""
+    """Has records say what they are taken to say, and what their workload's key does. Returns what is wrong with that; empty
+    if nothing is."""
     manifest["measured_on"] = manifest.get("measured_on") or [{}]
-    for where, v in _sources_of(manifest):
-        if v["target"] not in manifest["targets"]:
-            return f"{where} is for target {v['target']!r}, of which it.targets says nothing"
-        if v.get("measured_on", 0) >= len(manifest["measured_on"]):
-            return f"{where} was measured on machine {v['measured_on']}, which is not listed"
     dimensions = [d["name"] for d in manifest["kernel"]["dimensions"]]
-    for where, record, assumed in stated(manifest):
-        key = record["workload"]
-        record.update({**assumed, **record})
-        if "record" in assumed:
-            record["record"] = {**assumed["record"], **record["record"]}
-        try:
-            record["workload"] = _workload(key, dimensions)
-        except (KeyError, ValueError):
-            return f"{where} is for {key[:60]!r}, which is not name=value for the dimensions, dtype and options"
+    try:
+        for record, assumed in stated(manifest):
+            for name, value in assumed.items():
+                record[name] = {**value, **record.get(name, {})} if isinstance(value, dict) else record.get(name, value)
+            record["workload"] = _workload(record["workload"], dimensions)
+    except (LookupError, TypeError, ValueError) as error:
+        return f"a record is for a target, machine or workload that is not told whole ({error!r})"
     return ""
 
 
-def _sources_of(manifest: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The variants and general sources, each with where it stands."""
-    return [(f"it.{of}[{i}]", v) for of in ("variants", "general") for i, v in enumerate(manifest[of])]
-
-
 def _workload(key: str, dimensions: Sequence[str]) -> dict[str, Any]:
-    """A workload from its key, such as rows=8,cols=64,dtype=float16,rstd=true. Options that are compiled in are dimensions,
-    too: 0 or 1. Raises KeyError, ValueError."""
-    sizes, _, rest = key.partition(",dtype=")
-    dtype, *others = rest.split(",")
-    options = {name: _value(text) for name, text in (part.split("=", 1) for part in others)}
-    given = {name: _value(text) for name, text in (part.split("=", 1) for part in sizes.split(","))} | options
-    dims = {name: given[name] for name in dimensions}
-    if not all(isinstance(size, int) and 0 <= size < 2**63 for size in dims.values()):
-        raise ValueError(key)
-    return {"key": key, "dims": {name: int(dims[name]) for name in dims}, "dtype": dtype, "options": options}
+    """A workload from its key, such as rows=8,cols=64,dtype=float16,rstd=true. Options follow the dtype; those that are
+    compiled in are dimensions, too: 0 or 1. Raises LookupError, TypeError, ValueError."""
+    parts = dict(part.split("=", 1) for part in key.split(","))
+    names = list(parts)
+    values = {name: _value(text) for name, text in parts.items()}
+    dims = {name: int(values[name]) for name in dimensions}
+    if any(size < 0 for size in dims.values()):
+        raise ValueError("a size below 0")
+    options = {name: values[name] for name in names[names.index("dtype") + 1 :]}
+    return {"key": key, "dims": dims, "dtype": parts["dtype"], "options": options}
 
 
 def _value(text: str) -> Any:
-    """What a workload's key has for one name: true or false, a number, else a text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -196,7 +184,7 @@ def _contradiction(manifest: Mapping[str, Any]) -> str:
         return "it has no variants"
     if unknown := {a["kind"] for a in kernel["arguments"]} - {"input", "output", "scalar", "workspace"}:
         return f"it has an argument of the unknown kind {unknown.pop()!r}"
-    for where, v in _sources_of(manifest):
+    for where, v in [(f"it.{of}[{i}]", v) for of in ("variants", "general") for i, v in enumerate(manifest[of])]:
         jit = v.get("jit") or {"dimension": None, "sizes": ()}
         try:
             ends = [launch_in(v["launch"], s, turn) for s in jit["sizes"] for turn in (0, len(sizes_in(s)) - 1)]
@@ -271,6 +259,10 @@ class LaunchPlan:
         if self.blocks_per_multiprocessor is None:
             return self.blocks
         return max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster)
+
+
+PLAIN = asdict(LaunchPlan(threads=0))
+"""What a plan in a manifest has where it says nothing else. All have threads."""
 
 
 def launchable(grid: Sequence[int]) -> bool:
