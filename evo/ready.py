@@ -29,7 +29,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from evo.runtime.package import BACKWARD, INIT, MAIN, MANIFEST, read_manifest, slower
+from evo.runtime.manifest import MANIFEST, read_manifest
+from evo.runtime.package import BACKWARD, INIT, MAIN, slower
 
 __all__ = ["ReadyKernel", "ReadyVariant", "kernels", "patch"]
 

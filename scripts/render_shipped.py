@@ -10,21 +10,19 @@ environment's own); another release is refused. `--dry` prints registers and spi
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from evo.export import _lines
+from evo.export import MANIFEST, sha256_of, written
 from evo.export.module import _Form, _general
-from evo.export.shipped import _told_by_edits
+from evo.export.shipped import stored
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
-from evo.runtime.package import Package
+from evo.runtime.manifest import read_manifest
 from evo.targets import find_target
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
@@ -37,7 +35,7 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true")
     options = parser.parse_args()
     folder = KERNELS / options.folder
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_manifest(folder / MANIFEST)
     here = find_target("cuda").compiler()
     if other := {v["compiler"] for v in manifest["variants"]} - {here}:
         parser.error(f"{folder} was compiled by {', '.join(other)}, and {here} is here: run it with that one")
@@ -45,25 +43,22 @@ def main() -> None:
     texts = {v["source"]: mended(kernel, v, dry=options.dry) for v in manifest["variants"]}
     fixed = [d for d in kernel.dimensions if d.name in kernel.compile_time_dims["cuda"]]
     for record, source in _general(kernel, find_target("cuda"), fixed[0], manifest["variants"]):
-        old = next(g for g in manifest["general"] if g["source"] == record["source"])
-        old |= {name: record[name] for name in ("source_sha256", "jit")}
+        next(g for g in manifest["general"] if g["source"] == record["source"])["jit"] = record["jit"]
         texts[record["source"]] = source.text
     if options.dry:
         return
-    manifest["edited"] = _told_by_edits(texts)
-    for name in {*manifest["files"]} - {n for n in manifest["files"] if n.startswith("backward/")}:
+    kept = {name: digest for name, digest in manifest["files"].items() if "/" in name}  # the backward's
+    for name in {*manifest["files"]} - {*kept}:
         (folder / name).unlink()
-        del manifest["files"][name]
-    for name, text in texts.items():
-        if name not in manifest["edited"]:
-            (folder / name).write_bytes(text.encode())
-            manifest["files"][name] = hashlib.sha256(text.encode()).hexdigest()
-    manifest["files"] = dict(sorted(manifest["files"].items()))
+    files = stored(texts)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    manifest["files"] = dict(sorted({**kept, **{name: sha256_of(data) for name, data in files.items()}}.items()))
     again = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "reason": options.reason}
     manifest["rendered_again"] = [*manifest.get("rendered_again", []), again | {"measured_as": manifest["kernel"]["digest"]}]
     manifest["kernel"]["digest"] = kernel.digest
-    (folder / "manifest.json").write_text(_lines(json.loads(json.dumps(manifest)), 0) + "\n")
-    Package(folder.name, [str(folder)])  # refuses what it cannot read
+    (folder / MANIFEST).write_bytes(written(manifest))
+    read_manifest(folder / MANIFEST)  # refuses what it cannot read
 
 
 def mended(kernel: Kernel, record: dict[str, Any], *, dry: bool) -> str:
@@ -79,16 +74,16 @@ def mended(kernel: Kernel, record: dict[str, Any], *, dry: bool) -> str:
     if dry:
         return source.text
     record |= {
-        "source_sha256": hashlib.sha256(source.text.encode()).hexdigest(),
-        "source_digest": source.digest,
         "code_hash": binary.code_hash,
         "registers": binary.registers,
         "spill_bytes": binary.spill_bytes,
         "smem_static_bytes": binary.smem_static_bytes,
     }
+    if "source_digest" in record:
+        record["source_digest"] = source.digest
     dimensions = [d for d in kernel.dimensions if d.name in kernel.compile_time_dims["cuda"]]
     form = _Form(kernel, target, dimensions[0], workload, genome, record["arch"])
-    record["jit"] = form.described(record["launch"], form.around())
+    record["jit"] = form.described(form.around())
     return source.text
 
 

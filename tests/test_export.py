@@ -3,7 +3,6 @@ manifest tells which."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from evo.problem.render import render
 from evo.problem.space import Value
 from evo.targets import find_target
 from tests.ended import run_here
+from tests.export.exports import manifest_of
 from tests.landscape import random_search
 from tests.lineage import samples as s
 from tests.spaces import near
@@ -78,7 +78,7 @@ def export(db: Path, *names: str) -> list[dict[str, Any]]:
     """The variants in the manifest."""
     out = db.parent / "module"
     assert cli.run(["export", *names, "--out", str(out), "--db", str(db)]) == 0
-    return json.loads((out / "manifest.json").read_text())["variants"]
+    return manifest_of(out)["variants"]
 
 
 def refusal(db: Path, capsys: pytest.CaptureFixture[str], *names: str) -> str:

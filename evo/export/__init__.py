@@ -20,8 +20,8 @@ from evo.errors import UnknownNameError, UsageError
 from evo.lineage.database import check_folder
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
-from evo.runtime.package import FORMAT_VERSION
-from evo.runtime.package import MANIFEST as MANIFEST
+from evo.runtime.manifest import FORMAT_VERSION, stated
+from evo.runtime.manifest import MANIFEST as MANIFEST
 
 _WRITER = "evo"
 """`written_by` in a manifest marks a folder as an export."""
@@ -141,32 +141,49 @@ def with_manifest(format: str, record: Mapping[str, Any], files: Mapping[str, by
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     manifest = {**head, **record, "files": {name: sha256_of(files[name]) for name in sorted(files)}}
-    text = _lines(json.loads(json.dumps(manifest)), 0)
-    return {**files, MANIFEST: f"{text}\n".encode()}
+    return {**files, MANIFEST: written(manifest)}
+
+
+def written(manifest: Mapping[str, Any]) -> bytes:
+    """The text of a manifest, less what `read_manifest` of evo/runtime/manifest.py adds again."""
+    brief = json.loads(json.dumps(manifest))
+    if "variants" in brief:
+        machines = brief["measured_on"]
+        brief["measured_on"] = [m for i, m in enumerate(machines) if m not in machines[:i]]
+        for v in brief["variants"]:
+            v["measured_on"] = brief["measured_on"].index(machines[v["measured_on"]])
+        for record, assumed in stated(brief):
+            record["workload"] = record["workload"]["key"]
+            for name in record.keys() & assumed.keys():
+                value = assumed[name]
+                if isinstance(value, dict):
+                    record[name] = {n: part for n, part in record[name].items() if n not in value or part != value[n]}
+                if record[name] in (value, {}):
+                    del record[name]
+    return f"{_lines(brief, 0)}\n".encode()
 
 
 def sha256_of(data: str | bytes) -> str:
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
-def _lines(value: Any, depth: int) -> str:
-    """JSON in which whatever fits on a line stands on one, and as much beside it as does, too."""
+def _lines(value: Any, depth: int, column: int = 0) -> str:
+    """JSON in which whatever fits on a line stands on one, and as much beside it as does, too. column: where it begins."""
     flat = json.dumps(value)
-    if not isinstance(value, dict | list) or depth + len(flat) < _WIDTH:
+    if not isinstance(value, dict | list) or column + len(flat) < _WIDTH:
         return flat
-    if isinstance(value, dict):
-        parts = [f"{json.dumps(name)}: {_lines(part, depth + 1)}" for name, part in value.items()]
-    else:
-        parts = [_lines(part, depth + 1) for part in value]
-    rows = parts[:1]
-    for part in parts[1:]:
-        if "\n" not in rows[-1] + part and depth + len(rows[-1]) + len(part) < _WIDTH - 4:
-            rows[-1] += f", {part}"
-        else:
-            rows.append(part)
-    opening, closing = "{}" if isinstance(value, dict) else "[]"
-    indent = "\n" + " " * depth
-    return f"{opening}{indent} {f',{indent} '.join(rows)}{indent}{closing}"
+    named = value.items() if isinstance(value, dict) else (("", part) for part in value)
+    text, column = "", column + 1
+    for name, part in named:
+        label = f"{json.dumps(name)}: " if isinstance(value, dict) else ""
+        if text and (not depth or column + len(label) + len(json.dumps(part)) > _WIDTH):
+            text, column = f"{text},\n{' ' * (depth + 1)}", depth + 1
+        elif text:
+            text, column = f"{text}, ", column + 2
+        own = label + _lines(part, depth + 1, column + len(label))
+        text += own
+        column = len(own) - own.rindex("\n") if "\n" in own else column + len(own)
+    return f"{'{' if isinstance(value, dict) else '['}{text}{'}' if isinstance(value, dict) else ']'}"
 
 
 def check_replaceable(out: Path, format: str) -> None:

@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 from evo.errors import CompileError, KernelError, UsageError, error_line
 from evo.evaluation import Binary, is_disturbed
-from evo.export import ExportItem, ExportRequest, sha256_of
+from evo.export import ExportItem, ExportRequest
 from evo.problem.formats import all_tables, unfit
 from evo.problem.genome import Genome
 from evo.problem.kernel import DTYPE_BYTES, INTEGER_BYTES, Argument, Kernel, LaunchPlan, Workload
 from evo.problem.render import Source, render
 from evo.problem.space import Point
 from evo.runtime import cpu
+from evo.runtime.manifest import PLAIN
 from evo.search.cover import choose
 from evo.targets import Target, find_target
 from evo.targets.cpu import FLAGS, LIBRARIES
@@ -37,6 +38,8 @@ _WITHIN_ELSEWHERE = 0.1
 architecture's."""
 _SLOWEST_ELSEWHERE = 1.5
 _SHARED = "a variant that serves several workloads is nearly as fast"
+_STATED_ONCE = ("fixed", "recipe", "compiler")
+"""What a manifest states for all sources of a target, as far as it is the first one's."""
 _BYTES = {**DTYPE_BYTES, **INTEGER_BYTES}
 _TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created")
 _PSABI = {
@@ -89,8 +92,8 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             raise UsageError(f"{first} and {second} are both for {one[0]}: export one of them")
     parts, left_out = _fitting(kernel, parts)
     variants: list[dict[str, Any]] = []
+    targets: dict[str, dict[str, Any]] = {}
     files: dict[str, bytes] = {}
-    headers: dict[str, str] = {}
     few: dict[tuple[int, str], Mapping[Workload, Sequence[ExportItem]]] = {}
     for number, item, arch in _wanted(parts):
         part, why = parts[number], ""
@@ -110,11 +113,12 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
         record = _variant_record(kernel, target, arch, built, variants, measured_arch=part.arch)
         record |= {"measured_on": number, "instead_of": {"candidate": item.candidate, "reason": why} if why else None}
         variants.append(record)
+        targets.setdefault(part.target, {name: record[name] for name in _STATED_ONCE})
         files |= {record["source"]: built.source.text.encode(), record["binary"]: built.binary.code}
         for name, text in built.source.includes.items():
             if name.startswith("/") or ".." in name:
                 raise KernelError(f"{record['source']} includes {name!r}, which is not below its include folders")
-            files[name], headers[name] = text.encode(), sha256_of(text)
+            files[name] = text.encode()
     for m in left_out:
         if not any((v["target"], v["arch"]) == (m["target"], m["arch"]) for v in variants):
             raise UsageError(f"nothing here can be exported for {m['arch']}; of {m['candidate']}, for one: {m['reason']}")
@@ -129,10 +133,10 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype, **_ties(kernel, a)} for a in kernel.arguments],
             "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
         },
-        "measured_on": [dict(part.environment) for part in parts],
+        "measured_on": [{name: told for name, told in part.environment.items() if told} for part in parts],
         "exported_on": {"machine": cpu.machine(), "python": platform.python_version(), "torch": version("torch")},
+        "targets": targets,
         "variants": variants,
-        "headers": headers,
         "left_out": left_out,
     }
     return manifest, files
@@ -306,27 +310,19 @@ def _variant_record(
         "arch": arch,
         "standing": "measured" if measured else "compiled",
         "measured_arch": measured_arch,
-        "workload": {
-            "key": workload.key,
-            "dims": {d.name: workload.dim(d.name) for d in kernel.dimensions}
-            | {d["name"]: int(workload.option(d["name"])) for d in _compiled_in(kernel)},
-            "dtype": workload.dtype,
-            "options": dict(workload.options),
-        },
+        "workload": workload_record(kernel, workload),
         "fixed": list(fixed),
         "genome": built.genome.parameters,
         "source": next(same, f"{stem}.{target.language}"),
-        "source_sha256": sha256_of(source.text),
-        "source_digest": source.digest,
-        "recipe": recipe(target.name, source.flags),
-        "compiler": target.compiler(),
         "binary": f"{stem}.{kind}",
-        "binary_sha256": sha256_of(binary.code),
-        "code_hash": binary.code_hash,
-        "same_code_as_measured": None if measured_code is None else measured_code == binary.code_hash,
         "registers": binary.registers,
         "spill_bytes": binary.spill_bytes,
         "smem_static_bytes": binary.smem_static_bytes,
+        "source_digest": source.digest,
+        "code_hash": binary.code_hash,
+        "same_code_as_measured": None if measured_code is None else measured_code == binary.code_hash,
+        "recipe": recipe(target.name, source.flags),
+        "compiler": target.compiler(),
         "launch": plan_record(kernel, target.name, built.genome, workload),
         "timing": timing_of(item.record) if measured else None,
         "record": dict(item.record),
@@ -337,6 +333,12 @@ def _variant_record(
     if target.name == "cpu":
         record["needs"] = {"machine": cpu.machine(), "features": _needed_features(arch, source.flags)}
     return record
+
+
+def workload_record(kernel: Kernel, workload: Workload) -> dict[str, Any]:
+    dims = {d.name: workload.dim(d.name) for d in kernel.dimensions}
+    dims |= {d["name"]: int(workload.option(d["name"])) for d in _compiled_in(kernel)}
+    return {"key": workload.key, "dims": dims, "dtype": workload.dtype, "options": dict(workload.options)}
 
 
 def plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload) -> dict[str, Any]:
@@ -361,7 +363,8 @@ def plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload)
 def _plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload) -> dict[str, Any]:
     first, *then = (asdict(plan) for plan in kernel.plans(target, genome.parameters, workload))
     if first["entry"] == kernel.entry:
-        del first["entry"]
+        first["entry"] = ""
+    then = [{name: value for name, value in plan.items() if value != PLAIN[name]} for plan in then]
     workspace = []
     for a in kernel.arguments:
         if a.size is not None:
@@ -372,18 +375,16 @@ def _plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload
 
 
 def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The one figure of a winner, out of its provenance: from its race with cold caches, beside the reference's median;
-    None without one."""
+    """The one figure of a winner, out of its provenance: from its race with cold caches, beside the reference's median; in
+    six digits, which no clock gives. None without one."""
     cold, baselines = ([t for t in record.get(of, ()) if t["protocol"] != "hot"] for of in ("timings", "baselines"))
     own = next((t for t in cold if t["contender"] == "candidate" and t["ratio"] is not None), None)
     if own is None:
         return None
-    figures = ("stage", "median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high")
-    return {
-        **{name: own.get(name) for name in figures},
-        "torch_us": next((t["median_us"] for t in (*cold, *baselines) if t["ratio"] is None), None),
-        "disturbed": is_disturbed(own.get("clocks")),
-    }
+    torch_us = next((t["median_us"] for t in (*cold, *baselines) if t["ratio"] is None), None)
+    figures = {n: own.get(n) for n in ("median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high")}
+    rounded = {n: us and float(f"{us:.6g}") for n, us in {**figures, "torch_us": torch_us}.items()}
+    return {"stage": own.get("stage"), **rounded, "disturbed": is_disturbed(own.get("clocks"))}
 
 
 def recipe(target: str, flags: Sequence[str]) -> dict[str, list[str]]:

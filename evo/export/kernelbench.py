@@ -16,12 +16,12 @@ from typing import Any
 
 from evo import __version__, runtime
 from evo.errors import UsageError
-from evo.export import Contents, Exporter, ExportRequest
+from evo.export import Contents, Exporter, ExportRequest, sha256_of
 from evo.export._package import build_package
 from evo.problem.formats import check_fit, fill, format_table, values_of
 from evo.problem.kernel import Workload
 from evo.problem.loading import load_kernel
-from evo.runtime.package import LaunchPlan
+from evo.runtime.manifest import LaunchPlan
 
 _MODEL_NEW = Path(__file__).with_name("_kernelbench.py.j2")
 _WORDS = {"int64": "q", "int32": "i4x", "float32": "f4x", "float64": "d"}
@@ -47,6 +47,7 @@ def _contents(request: ExportRequest) -> Contents:
                 " launch and none: export a candidate of one launch, or choose another --format"
             )
     manifest, built = build_package(kernel, (request,))
+    headers = sorted(built.keys() - {v[file] for v in manifest["variants"] for file in ("source", "binary")})
     files: dict[str, bytes] = {}
     for v in manifest["variants"]:
         workload = kernel.workload(request.target, v["workload"]["key"])
@@ -67,7 +68,8 @@ def _contents(request: ExportRequest) -> Contents:
             "version": __version__,
             "fixed": {name: size for name, size in workload.dims if name in v["fixed"]},
             "source": _literal(built[v["source"]]),
-            "headers": {name: _literal(built[name]) for name in sorted(manifest["headers"])},
+            "headers": {name: _literal(built[name]) for name in headers},
+            "digest": sha256_of(built[v["binary"]])[:16],
             "cubin": base64.encodebytes(built[v["binary"]]).decode(),
             "driver": (Path(runtime.__file__).parent / "driver.h").read_text(encoding="utf-8"),
             "launch_plan": getsource(LaunchPlan),

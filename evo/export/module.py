@@ -16,6 +16,7 @@ variant's genome is legal for: the kernel describes them in formats.toml, tables
 from __future__ import annotations
 
 import ast
+import itertools
 import keyword
 import re
 import sys
@@ -29,15 +30,16 @@ import jinja2
 
 from evo import __version__, runtime
 from evo.errors import KernelError, SpaceError, TemplateError, UsageError
-from evo.export import Contents, Exporter, ExportRequest, read_manifest, sha256_of, with_manifest
-from evo.export._package import build_package, plan_record, recipe
+from evo.export import Contents, Exporter, ExportRequest, with_manifest
+from evo.export._package import build_package, plan_record, recipe, workload_record
 from evo.problem.formats import all_tables
 from evo.problem.genome import Genome
 from evo.problem.kernel import FUNCTION_FILES, Dimension, Kernel, Workload
 from evo.problem.loading import load_kernel, template_root
 from evo.problem.render import Source, render
 from evo.problem.space import Space
-from evo.runtime.package import BACKWARD, INIT, MAIN, MANIFEST, NESTED, slower
+from evo.runtime.manifest import MANIFEST, read_manifest
+from evo.runtime.package import BACKWARD, INIT, MAIN, NESTED, slower
 from evo.targets import Target, find_target
 
 _RUNTIME = Path(runtime.__file__).parent
@@ -57,7 +59,7 @@ What no variant serves is left to PyTorch. Found and written by evo {version}; m
 
 def _advice(out: Path) -> list[str]:
     busy = "too busy to be measured"
-    variants = read_manifest(out)["variants"]
+    variants = read_manifest(out / MANIFEST)["variants"]
     number = Counter((v["arch"], busy if (v["timing"] or {}).get("disturbed") else v["standing"]) for v in variants)
     run = f"python -m {out.name}"
     lines = [f"built for {'; '.join(f'{arch}: {n} {standing}' for (arch, standing), n in number.items())}"]
@@ -69,7 +71,7 @@ def _advice(out: Path) -> list[str]:
 
 def remarks(out: Path) -> list[str]:
     """What was requested and is missing or replaced in an export, with the reason, a sentence each."""
-    manifest = read_manifest(out)
+    manifest = read_manifest(out / MANIFEST)
     found = remarks(out / BACKWARD) if (out / BACKWARD / MANIFEST).is_file() else []
     for v in manifest["variants"]:
         if instead := v["instead_of"]:
@@ -139,7 +141,7 @@ def _check_given(backward: Kernel, forward: Kernel, parts: Sequence[ExportReques
 
 
 _ABLE = ("target", "arch", "measured_on")
-_SAME = ("target", "arch", "measured_on", "binary_sha256", "launch", "fixed", "standing")
+_SAME = ("target", "arch", "measured_on", "launch", "fixed", "standing")
 _OF_POINT = ("candidate", "workload", "timing", "record")
 
 
@@ -149,8 +151,8 @@ def _merged(variants: Sequence[dict[str, Any]], files: dict[str, bytes]) -> list
     `files`."""
     kept: list[dict[str, Any]] = []
     for v in sorted(variants, key=lambda v: bool(slower(v))):
-        names = _ABLE if slower(v) else _SAME
-        alike = (k for k in kept if all(k[name] == v[name] for name in names))
+        names, code = (_ABLE, None) if slower(v) else (_SAME, files[v["binary"]])
+        alike = (k for k in kept if all(k[n] == v[n] for n in names) and code in (None, files[k["binary"]]))
         same = next((k for k in alike if _compiled_in(k) == _compiled_in(v)), None)
         if same is None:
             kept.append({**v, "points": []})
@@ -278,11 +280,10 @@ def _add_fallbacks(kernel: Kernel, manifest: dict[str, Any], files: dict[str, by
             if len(fixed) == 1 and not (v["arch"].startswith("compute_") and v["workload"]["key"] in machine_code):
                 workload = kernel.workload(target.name, v["workload"]["key"])
                 form = _Form(kernel, target, fixed[0], workload, Genome.of(v["genome"]), v["arch"])
-                v["jit"] = form.described(v["launch"], form.around())
+                v["jit"] = form.described(form.around())
         if len(fixed) == 1:
             for record, source in _general(kernel, target, fixed[0], variants):
                 manifest["general"].append(record)
-                manifest["headers"] |= {name: sha256_of(text) for name, text in source.includes.items()}
                 files |= {n: text.encode() for n, text in {record["source"]: source.text, **source.includes}.items()}
 
 
@@ -322,16 +323,15 @@ class _Form:
             step = max(1, (1 << size.bit_length() >> 1) // _PER_DOUBLING)
             size = (size // step + 1) * step
 
-    def described(self, plan: Mapping[str, Any], sizes: Iterable[int]) -> dict[str, Any] | None:
-        """For the manifest: where in the source the size stands, the sizes it may be, how it is compiled. None if the source
-        depends on the size in another way, or none is legal. `plan`: the launch at its own size, of which those at others
-        are told as changes."""
+    def described(self, sizes: Iterable[int]) -> dict[str, Any] | None:
+        """For the manifest: where in the source the size stands, and the sizes it may be, with their launches as far as they
+        are others than at its own. None if the source depends on the size in another way, or none is legal."""
         launches = {n: launch for n in sizes if (launch := self.launch(n)) is not None}
-        changes = {n: {k: v for k, v in launch.items() if v != plan.get(k)} for n, launch in launches.items()}
-        blanks = self._blanks({self.own, min(changes), max(changes)}) if changes else None
+        blanks = self._blanks({self.own, min(launches), max(launches)}) if launches else None
         if blanks is None:
             return None
-        return {"dimension": self.dimension.name, "blanks": blanks, "sizes": _as_ranges(changes)}
+        own = plan_record(self.kernel, self.target.name, self.genome, self.workload)
+        return {"dimension": self.dimension.name, "blanks": blanks, "sizes": _as_ranges(launches, own)}
 
     def _blanks(self, sizes: Iterable[int]) -> list[int] | None:
         """Where the size begins in the source for the workload, in bytes; None if a source for one of `sizes` is another
@@ -389,26 +389,22 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
     in_row = range(first, last + 1, step)
     all_listed = len(in_row) <= _MOST_LISTED
     sizes = in_row if all_listed else {in_row[(len(in_row) - 1) * i // _PROBES] for i in range(_PROBES + 1)}
-    described = form.described(launch, sizes)
+    described = form.described(sizes)
     if described is None:
         raise KernelError(f"{where}: the source depends on it in another way than as a number in it")
     if not all_listed:
         if any(form.launch(n) != launch for n in sizes):
             raise KernelError(f"{where}: not every size in it is legal with one and the same launch")
-        described["sizes"] = [{"first": first, "last": last, "step": step, "launch": {}}]
+        described["sizes"] = [{"first": first, "last": last} | ({"step": step} if step > 1 else {})]
     source, options = form.render(form.own), dict(kernel.binding(target.name, workload).options)
     on = "".join(f"_{n}" for n, v in options.items() if v)
     record = {
         "target": target.name,
         "arch": form.arch,
-        "workload": {
-            "dims": dict(workload.dims) | {n: int(v) for n, v in options.items()},
-            "dtype": workload.dtype,
-        },
+        "workload": workload_record(kernel, workload),
         "fixed": list(kernel.compile_time_dims[target.name]),
         "genome": form.genome.parameters,
         "source": f"general_{workload.dtype}{on}_{first}_to_{last}.{target.language}",
-        "source_sha256": sha256_of(source.text),
         "recipe": recipe(target.name, source.flags),
         "launch": launch,
         "jit": described,
@@ -430,18 +426,36 @@ def _with_size(workload: Workload, name: str, size: int) -> Workload:
     return replace(workload, dims=tuple((n, size if n == name else k) for n, k in workload.dims))
 
 
-def _as_ranges(changes: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Sizes with the same launch and the same distance from one to the next, together."""
-    found: list[dict[str, Any]] = []
-    for size in sorted(changes):
-        latest = found[-1] if found else None
-        if latest is not None and latest["launch"] == changes[size]:
-            step = size - latest["last"]
-            if latest["last"] == latest["first"] or step == latest["step"]:
-                latest["last"], latest["step"] = size, step
-                continue
-        found.append({"first": size, "last": size, "step": 1, "launch": dict(changes[size])})
+_OF_RANGE: Mapping[str, Any] = {"step": 1, "launch": {}, "growth": {}}
+"""What a range has if it says nothing else. Its last size is then the first."""
+
+
+def _as_ranges(launches: Mapping[int, Mapping[str, Any]], own: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Sizes with the same distance from one to the next, whose launches are the same or, for three or more, grow by the same
+    from one to the next: `launch` has what the first one's has others than `own`, and what grows."""
+    sizes, found = sorted(launches), []
+    steps = [(n - m, _growth(launches[m], launches[n])) for m, n in itertools.pairwise(sizes)]
+    at = 0
+    while at < len(sizes):
+        last = at
+        while last < len(steps) and steps[last] == steps[at]:
+            last += 1
+        step, growth = steps[at] if last > at else (1, {})
+        if growth is None or (growth and last == at + 1):
+            last, step, growth = at, 1, {}
+        first = launches[sizes[at]]
+        changed = {name: value for name, value in first.items() if value != own.get(name) or name in growth}
+        more = {"last": sizes[last], "step": step, "launch": changed, "growth": growth}
+        found.append({"first": sizes[at]} | {n: v for n, v in more.items() if v != _OF_RANGE.get(n, sizes[at])})
+        at = last + 1
     return found
+
+
+def _growth(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, int] | None:
+    """By how much numbers in a launch are larger than in another; None where they differ otherwise."""
+    growth = {n: v - one[n] for n, v in other.items() if v != one.get(n) and type(v) is type(one.get(n)) is int}
+    grown = {**one, **{name: one[name] + more for name, more in growth.items()}}
+    return growth if grown == other and all(more > 0 for more in growth.values()) else None
 
 
 EXPORTER = Exporter(name="module", contents=with_backward("module", _importable_package), advice=_advice, holds="several")

@@ -1,5 +1,8 @@
 """What lies in kernels/: of a package of `module`, the manifest and the sources. It is for this repository: `evo.ready`
-finds it there, takes the frontend and the headers from the templates, and has the sources compiled where they run."""
+finds it there, takes the frontend and the headers from the templates, and has the sources compiled where they run.
+
+A source that is much like another is told by a unified diff from it; `show --source` of a package prints it whole.
+"""
 
 from collections.abc import Mapping
 from difflib import SequenceMatcher
@@ -7,53 +10,61 @@ from typing import Any
 
 from evo.export import Contents, Exporter
 from evo.export.module import make_package, with_backward
+from evo.runtime.package import DIFFERENCES
 
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
-_OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
-_MOST_EDITED = 100
-"""Up to so many lines and edits, a source is told by how it differs from one that is stored."""
+_OF_BINARY = ("binary", "same_code_as_measured")
+_LINES_A_STEP = 3
+"""Lines of difference that one diff more between a source and a whole file is worth: nobody reads a long chain of them."""
 
 
 def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Contents:
-    """Leaves out PTX (a source is compiled for newer GPUs, too), binaries, headers, and what the database tells better."""
+    """Leaves out PTX (a source is compiled for newer GPUs, too), binaries, headers, and what the database tells better: of a
+    build that nobody measured it has no digest of the source."""
     variants = []
     for v in (v for v in manifest["variants"] if not v["arch"].startswith("compute_")):
-        kept = {name: value for name, value in v.items() if name not in _OF_BINARY} | _origin(v)
+        left = (*_OF_BINARY, *(["source_digest"] if v["standing"] == "compiled" else []))
+        kept = {name: value for name, value in v.items() if name not in left} | _origin(v)
         if "points" in v:
             kept["points"] = [p | _origin(p) for p in v["points"]]
         variants.append(kept)
     names = dict.fromkeys(r["source"] for r in (*variants, *manifest["general"]))
-    edited = _told_by_edits({name: files[name].decode() for name in names})
-    told = {**manifest, "variants": variants, "headers": {}, "edited": edited}
-    return told, {name: files[name] for name in names if name not in edited}
+    general = [{name: value for name, value in g.items() if name != "genome"} for g in manifest["general"]]
+    return {**manifest, "variants": variants, "general": general}, stored({name: files[name].decode() for name in names})
 
 
 def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"record": {name: record["record"][name] for name in _KEPT_OF_RECORD if name in record["record"]}}
 
 
-def _told_by_edits(texts: Mapping[str, str]) -> dict[str, list[Any]]:
-    """Of the sources that are much like an earlier one, by name, how they differ from it, as `Package.source` reads it."""
-    known: dict[str, list[str]] = {}
-    told: dict[str, list[Any]] = {}
-    for name, text in texts.items():
-        lines = text.split("\n")
-        others = ((_edits(before, lines), other) for other, before in known.items())
-        edits, nearest = min(others, default=([], ""), key=lambda pair: _size(pair[0]))
-        if nearest and _size(edits) <= _MOST_EDITED:
-            told[name] = [nearest, *edits]
-        known[name] = lines
-    return told
+def stored(texts: Mapping[str, str]) -> dict[str, bytes]:
+    """Files that hold these sources: each whole, or in DIFFERENCES what it has otherwise than another one, if that is
+    shorter. A minimum spanning tree, by Prim."""
+    lines = {name: text.split("\n") for name, text in texts.items()}
+    nearest = {name: (len(text), "") for name, text in lines.items()}
+    depth, parents = {"": -1}, dict[str, str]()
+    while nearest:
+        name = min(nearest, key=lambda name: nearest[name])
+        parents[name] = parent = nearest.pop(name)[1]
+        depth[name] = depth[parent] + 1
+        for other, known in nearest.items():
+            size = len(_difference(lines[name], lines[other])) + _LINES_A_STEP * (depth[name] + 1)
+            nearest[other] = min(known, (size, name))
+    told: list[str] = []
+    for name in (name for name in texts if parents[name]):
+        told += [f"--- {parents[name]}", f"+++ {name}", *_difference(lines[parents[name]], lines[name])]
+    files = {name: text.encode() for name, text in texts.items() if not parents[name]}
+    return files | ({DIFFERENCES: "\n".join([*told, ""]).encode()} if told else {})
 
 
-def _edits(before: list[str], after: list[str]) -> list[list[Any]]:
-    changes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-    found = [(i, j - i, after[k:m]) for what, i, j, k, m in reversed(changes) if what != "equal"]
-    return [[first, number, "\n".join(lines)] if lines else [first, number] for first, number, lines in found]
-
-
-def _size(edits: list[list[Any]]) -> int:
-    return sum(2 + sum(text.count("\n") + 1 for text in texts) for _, _, *texts in edits)
+def _difference(before: list[str], after: list[str]) -> list[str]:
+    """A unified diff without context and its first two lines. Unlike difflib's own, it takes no frequent line for junk."""
+    found = []
+    for what, i, j, k, m in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if what != "equal":
+            old, new = (f"{start + (end > start)},{end - start}" for start, end in ((i, j), (k, m)))
+            found += [f"@@ -{old} +{new} @@", *(f"-{line}" for line in before[i:j]), *(f"+{line}" for line in after[k:m])]
+    return found
 
 
 EXPORTER = Exporter(

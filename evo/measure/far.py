@@ -39,7 +39,7 @@ from evo.measure.gate import (
 from evo.problem.kernel import Case, Kernel, LaunchSequence, Tensors, Workload
 from evo.problem.repair import is_legal, sized
 from evo.problem.space import Point
-from evo.runtime.package import launchable
+from evo.runtime.manifest import launchable
 from evo.runtime.tolerance import Expected, compare
 
 _ALIGNMENT = 64

@@ -54,7 +54,7 @@ from evo.measure.order import begins_early, rooms
 from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
 from evo.problem.space import Point
 from evo.problem.stated import call_stated, mistake, wrong_outputs
-from evo.runtime.package import launchable
+from evo.runtime.manifest import launchable
 from evo.runtime.tolerance import (
     FINDINGS,
     Expected,

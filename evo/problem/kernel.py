@@ -17,7 +17,7 @@ from evo.problem.data import DATA as DATA  # a kernel.py takes these from here
 from evo.problem.data import draw as draw
 from evo.problem.space import Space, Value, parse_number
 from evo.problem.stated import check_statement
-from evo.runtime.package import LaunchPlan as LaunchPlan
+from evo.runtime.manifest import LaunchPlan as LaunchPlan
 
 if TYPE_CHECKING:
     import torch

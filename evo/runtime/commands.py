@@ -32,6 +32,8 @@ def main(package: Package, frontend: Any) -> int:
             "--all", action="store_true", help="also builds that run here, but in whose place another one is taken"
         )
     showing = commands.add_parser("show", help="what was exported, and whether it runs here")
+    numbers = range(len(package.variants))
+    showing.add_argument("--source", type=int, choices=numbers, metavar="VARIANT", help="print the source of one instead")
     for command in (building, checking, timing, showing):
         command.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
@@ -118,8 +120,13 @@ def _build(frontend: Any, options: argparse.Namespace) -> tuple[dict[str, Any], 
     return {"native": path, "reason": ""}, 0
 
 
-def _show(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
-    variants, package = _variants(frontend, every=False), frontend.DISPATCH.package
+def _show(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, Any]] | dict[str, str], int]:
+    package = frontend.DISPATCH.package
+    if options.source is not None:
+        text = package.variants[options.source].source().decode()
+        print(text, end="")
+        return {"source": text}, 0
+    variants = _variants(frontend, every=False)
     print(f"{package.kernel['title']}, in place of {package.kernel['replaces'] or 'its own'}")
     print(f"exported by evo {package.manifest['evo_version']} at {package.manifest['exported_at']}")
     if hasattr(frontend, "NATIVE"):

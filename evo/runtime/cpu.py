@@ -166,7 +166,7 @@ def load_shipped(variant: Variant) -> Library:
     name = variant.record["binary"]
     if reason := lacking(variant.record["needs"]):
         raise Unavailable(f"{name} {reason}")
-    variant.package.read(name, variant.record["binary_sha256"])
+    variant.package.read(name)
     return _open_library(variant.package.path(name), variant)
 
 

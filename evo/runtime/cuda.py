@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from .driver import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, ask, error_text, load_driver
-from .package import Busy, LaunchPlan, Unavailable, Variant, launchable
+from .manifest import LaunchPlan, launchable
+from .package import Busy, Unavailable, Variant
 
 _STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
 _NO_CONTEXT = 201

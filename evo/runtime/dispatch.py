@@ -17,7 +17,8 @@ from . import cpu, cuda
 from .choice import CLOSE, EXACT, FAR, Family, Member, bucket_of, in_order, is_measured, member_of, members_of
 from .driver import driver_version
 from .jit import Jit
-from .package import MANIFEST, Busy, Package, Unavailable, Variant, digest, faster_torch, in_words, keep, kept
+from .manifest import MANIFEST
+from .package import Busy, Package, Unavailable, Variant, digest, faster_torch, in_words, keep, kept
 from .trial import Call, Loaded, Table, race
 
 _RACING = 2
@@ -369,7 +370,7 @@ class Dispatch(Table):
         if variant.binary is None:
             return self._jit.compiled(variant, device)
         if device >= 0:
-            code = self.package.read(variant.binary, variant.record["binary_sha256"])
+            code = self.package.read(variant.binary)
             return cuda.load_image(variant, variant.binary, code, device)
         try:
             return cpu.load_shipped(variant)

@@ -104,15 +104,14 @@ class Native:
                 "the folder to keep it in must be this user's and writable by nobody else (chmod go-w); name one in"
                 f" {CACHE_VARIABLE}"
             )
-        exported: dict[str, str] = self._package.manifest.get("files", {})
         if self._source is not None:
             source = self._source.encode()
         elif self._package.path(_SOURCE).is_file():
-            source = self._package.read(_SOURCE, exported.get(_SOURCE))
+            source = self._package.read(_SOURCE)
         else:
             raise Unavailable("this package has none")
         included = sorted(h for h in self._package.headers(source) if not h.startswith("runtime/"))
-        texts = [source, *(self._package.read(h, exported.get(h)) for h in included)]
+        texts = [source, *(self._package.read(h) for h in included)]
         texts += [(_RUNTIME / h).read_bytes() for h in _HEADERS]
         abi = getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)
         made_for = (torch.__version__, torch.version.git_version, str(abi), sysconfig.get_config_var("SOABI"), machine())

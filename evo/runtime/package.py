@@ -1,10 +1,8 @@
-"""A package of variants: its files, its manifest, how they are launched; and the user's cache, where what is built on this
-machine is kept."""
+"""A package of variants: its files and its variants; and the user's cache, where what is built on this machine is kept."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -12,11 +10,14 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-MANIFEST = "manifest.json"
+from .manifest import MANIFEST, LaunchPlan, launch_in, read_manifest, sizes_in
+
+DIFFERENCES = "sources.diff"
+"""Sources of a package that are told by how they differ from others, as unified diffs."""
 CACHE_VARIABLE = "EVO_KERNELS_CACHE"
 
 INIT = """\
@@ -57,81 +58,6 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _CODES = {"int64": "q", "int32": "i", "float32": "f", "float64": "d"}
 
 
-FORMAT_VERSION = 3
-"""The version of manifests that is written and read."""
-_LAUNCH = {
-    "threads": "count",
-    "tiles?": [("text", "count")],
-    "blocks_per_tile?": "count",
-    "blocks_per_multiprocessor?": "count or none",
-    "smem_bytes?": "size",
-    "cluster?": "count",
-    "alignment?": "count",
-    "programmatic?": "truth",
-    "axes?": "truth",
-    "blocks?": "count or none",
-    "entry?": "text",
-}
-_PROBLEM = {"dims": {"*": "size"}, "dtype": "text"}
-_TIMING = {
-    "stage": "text", "disturbed": "truth", "median_us": "number", "ratio": "number", "ratio_low": "number or none",
-    "ratio_high": "number or none", "torch_us": "number or none",
-}  # fmt: skip
-_POINT = {
-    "candidate": "text",
-    "workload": {**_PROBLEM, "key": "text", "options": {"*": "any"}},
-    "timing": (None, _TIMING),
-    "record": {"device?": "text or none"},
-}
-_SOURCE = {
-    "target": "text",
-    "arch": "text",
-    "workload": _PROBLEM,
-    "fixed": ["text"],
-    "source": "text",
-    "source_sha256": "text",
-    "recipe": {"flags": ["text"], "libraries?": ["text"]},
-    "launch": {**_LAUNCH, "then?": [_LAUNCH], "workspace?": [("size", ["text"], "truth")]},
-    "needs?": {"machine": "text", "features": (None, ["text"])},
-    "measured_on?": "size",
-    "jit?": (None, {
-        "dimension": "text", "blanks": ["size"], "sizes": [{"first": "size", "last": "size", "step": "count", "launch": {}}]
-    }),
-}  # fmt: skip
-_SHAPE = {
-    "format_version": "size",
-    "evo_version": "text",
-    "exported_at": "text",
-    "kernel": {
-        "name": "text",
-        "title": "text",
-        "replaces": "text",
-        "entry": "text",
-        "dimensions": [{"name": "text", "low": "size", "high": "size"}],
-        "arguments": [{"name": "text", "kind": "text", "dtype": "text"}],
-        "tolerance": {"*": {"atol": "number", "rtol": "number", "torch_factor": "number"}},
-    },
-    "variants": [{
-        **_SOURCE, **_POINT, "standing": "text", "measured_arch": "text", "binary?": "text or none", "points?": [_POINT]
-    }],
-    "general": [_SOURCE],
-    "headers": {"*": "text"},
-    "measured_on?": [{"torch?": "text"}],
-    "edited?": {"*": ["any"]},
-    "files?": {"*": "text"},
-}  # fmt: skip
-"""What a manifest has: `key?` may be left out, "*" stands for any key, a list or tuple for its elements, (None, x) for x or
-nothing. Further keys are allowed."""
-_KINDS: Mapping[str, Any] = {
-    "text": lambda v: isinstance(v, str),
-    "truth": lambda v: isinstance(v, bool),
-    "size": lambda v: type(v) is int and 0 <= v < 2**63,
-    "count": lambda v: type(v) is int and 0 < v < 2**31,
-    "number": lambda v: type(v) in (int, float) and math.isfinite(v) and v >= 0,
-    "any": lambda v: True,
-}
-
-
 class Unavailable(Exception):
     """A variant does not run here; the message is the reason."""
 
@@ -140,95 +66,25 @@ class Busy(Exception):
     """Not at this moment, but perhaps later; the message is the reason."""
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """A package's manifest. Raises ImportError, in one sentence, for one that is not there or not as evo writes it."""
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        version = manifest.get("format_version") if isinstance(manifest, dict) else None
-        if type(version) is int and version != FORMAT_VERSION:
-            fault = f"it is of format {version}, and this run time reads {FORMAT_VERSION}"
-        else:
-            fault = _misfit(manifest, _SHAPE, "it") or _contradiction(manifest)
-    except OSError as error:
-        fault = f"it cannot be read ({error.strerror})"
-    except (ValueError, RecursionError) as error:
-        fault = f"it is no JSON ({error})"
-    if fault:
-        raise ImportError(f"{path} is no manifest of an export: {fault}; export it again, or copy its folder whole")
-    return dict(manifest)
+Change = tuple[int, int, list[str]]
+"""The first line that is changed, counted from 0; how many are taken away there; those that stand there instead."""
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 
-def _misfit(value: Any, shape: Any, where: str) -> str:
-    """How a value differs from a shape, as `_SHAPE` is; empty if it does not."""
-    if isinstance(shape, str):
-        kind, _, none = shape.partition(" or ")
-        fits = (value is None and bool(none)) or _KINDS[kind](value)
-        return "" if fits else f"{where} has {json.dumps(value)[:60]} where a {shape} belongs"
-    if isinstance(shape, tuple) and shape[0] is None:
-        return "" if value is None else _misfit(value, shape[1], where)
-    if isinstance(shape, dict):
-        if not isinstance(value, dict):
-            return f"{where} is no object"
-        parts = [(n, part) for n, part in shape.items() if n != "*"]
-        parts += [(n, shape["*"]) for n in value] if "*" in shape else []
-        for name, part in parts:
-            key = name if name in value else name.removesuffix("?")
-            if key in value and (fault := _misfit(value[key], part, f"{where}.{key}")):
-                return fault
-            if key not in value and key == name:
-                return f"{where} has no {name!r}"
-        return ""
-    if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
-        return f"{where} is no list" + (f" of {len(shape)}" if isinstance(shape, tuple) else "")
-    shapes = shape if isinstance(shape, tuple) else shape * len(value)
-    faults = (_misfit(part, one, f"{where}[{i}]") for i, (part, one) in enumerate(zip(value, shapes, strict=True)))
-    return next(filter(None, faults), "")
-
-
-def _contradiction(manifest: Mapping[str, Any]) -> str:
-    """What of a manifest of the right shape names something that is not there; empty if nothing does."""
-    kernel, machines = manifest["kernel"], manifest.get("measured_on", ())
-    sizes = {d["name"] for d in kernel["dimensions"]}
-    if not manifest["variants"]:
-        return "it has no variants"
-    if unknown := {a["kind"] for a in kernel["arguments"]} - {"input", "output", "scalar", "workspace"}:
-        return f"it has an argument of the unknown kind {unknown.pop()!r}"
-    for where, v in [(f"it.{of}[{i}]", v) for of in ("variants", "general") for i, v in enumerate(manifest[of])]:
-        jit = v.get("jit") or {"dimension": None, "sizes": ()}
-        launches = [v["launch"], *v["launch"].get("then", ()), *({**v["launch"], **s["launch"]} for s in jit["sizes"])]
-        named = {*v["fixed"], *(name for plan in launches for name, _ in plan.get("tiles", ()))}
-        named |= {name for plan in launches for _, names, _ in plan.get("workspace", ()) for name in names}
-        on_gpu = v["target"] == "cuda" and re.fullmatch(r"(sm|compute)_\d{2,3}[af]?", v["arch"])
-        if not on_gpu and (v["target"] != "cpu" or (v.get("binary") and "needs" not in v)):
-            return f"{where} is for target {v['target']!r} and {v['arch']!r}, which is no machine"
-        if unknown := named - sizes:
-            return f"{where} names {unknown.pop()!r}, which is no dimension"
-        needed = sizes if v in manifest["variants"] else {*v["fixed"]}
-        if any(not needed <= set(p["workload"]["dims"]) <= sizes for p in (v, *v.get("points", ()))):
-            return f"{where} has sizes of other dimensions than {', '.join(sorted(sizes))}"
-        if v["workload"]["dtype"] not in kernel["tolerance"]:
-            return f"{where} is for {v['workload']['dtype']!r}, of which there is no tolerance"
-        if v.get("measured_on", -1) >= len(machines):
-            return f"{where} was measured on machine {v['measured_on']}, which is not listed"
-        if jit["dimension"] not in (None, *v["fixed"]) or (jit["dimension"] is None and v in manifest["general"]):
-            return f"{where} is for other sizes of {jit['dimension']!r}, which is not compiled in"
-        for plan in launches:
-            try:
-                if fault := _misfit(plan, _LAUNCH, f"{where}.launch"):
-                    return fault
-                LaunchPlan(**{name: value for name, value in plan.items() if name not in ("then", "workspace")})
-            except (TypeError, ValueError) as error:
-                return f"{where}.launch is none ({error})"
-    before: set[str] = set()
-    for name, edits in manifest.get("edited", {}).items():
-        of, *changes = edits or [None]
-        texts = [c[2:] for c in changes if not _misfit(c[:2], ("size", "size"), "")]
-        if not isinstance(of, str) or of in manifest["edited"].keys() - before:
-            return f"it tells source {name!r} by edits of one that is not there"
-        if len(texts) < len(changes) or _misfit(texts, [["text"]], ""):
-            return f"it tells source {name!r} by what are no edits"
-        before.add(name)
-    return ""
+def read_differences(text: str) -> dict[str, tuple[str, list[Change]]]:
+    """Unified diffs without context, one behind the other: by the name of each file the one that it differs from, and in
+    what, from the first line to the last."""
+    found: dict[str, tuple[str, list[Change]]] = {}
+    lines = iter(text.split("\n"))
+    for line in lines:
+        if line.startswith("--- "):
+            changes: list[Change] = []
+            found[next(lines)[4:]] = (line[4:], changes)
+        elif hunk := _HUNK.match(line):
+            first, removed, added = int(hunk[1]), int(hunk[2] or 1), int(hunk[3] or 1)
+            instead = [next(lines)[1:] for _ in range(removed + added)][removed:]
+            changes.append((first - 1 if removed else first, removed, instead))
+    return found
 
 
 class Package:
@@ -272,98 +128,42 @@ class Package:
         files = {Path(file) for module in own if (file := getattr(module, "__file__", None))}
         return sorted(p for p in files if p.is_file() and p.parent.name not in ("runtime", BACKWARD))
 
-    def read(self, name: str, sha256: str | None = None) -> bytes:
-        """A file's bytes. Raises Unavailable if it is missing or, where a digest is given, not the one exported."""
+    def read(self, name: str) -> bytes:
+        """A file's bytes. Raises Unavailable if it is missing, or listed in the manifest and not the one exported."""
         try:
             data = self.path(name).read_bytes()
         except OSError as error:
             raise Unavailable(f"{name} cannot be read ({error.strerror})") from error
-        if sha256 is not None:
-            _check(name, data, sha256)
+        sha256 = self.manifest.get("files", {}).get(name)
+        if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+            raise Unavailable(f"{name} is not the file that was exported (its sha256 differs from the manifest's)")
         return data
 
-    def source(self, name: str) -> str:
-        """A source that lies here, or is told by how it differs from another: `edited` of the manifest has by its name that
-        other's, and then [first, number, text] of what stands instead of certain lines (no text: nothing), from the last to
-        the first, counted from 0. Raises Unavailable."""
-        if name not in self.manifest.get("edited", ()):
-            return self.read(name).decode(errors="replace")
-        other, *edits = self.manifest["edited"][name]
-        lines = self.source(other).split("\n")
-        for first, number, *instead in edits:
+    @cached_property
+    def _differences(self) -> dict[str, tuple[str, list[Change]]]:
+        return read_differences(self.read(DIFFERENCES).decode()) if self.path(DIFFERENCES).is_file() else {}
+
+    def source(self, name: str) -> bytes:
+        """A source that lies here, or is told by how it differs from another. Raises Unavailable."""
+        if name not in self._differences:
+            return self.read(name)
+        other, changes = self._differences[name]
+        lines = self.source(other).decode().split("\n")
+        for first, number, instead in reversed(changes):
             lines[first : first + number] = instead
-        return "\n".join(lines)
+        return "\n".join(lines).encode()
 
     def headers(self, source: bytes) -> dict[str, bytes]:
         """What a source includes of the package's files, by the name it does so; what is shipped takes them from the
-        templates. Raises Unavailable for one that is not as it was exported."""
+        templates. Raises Unavailable."""
         found: dict[str, bytes] = {}
         waiting = [source]
         while waiting:
             for name in (n.decode(errors="replace") for n in _INCLUDE.findall(waiting.pop())):
                 if name not in found and self.path(name).is_file():
-                    found[name] = self.read(name, self.manifest["headers"].get(name))
+                    found[name] = self.read(name)
                     waiting.append(found[name])
         return found
-
-
-def _check(name: str, data: bytes, sha256: str) -> None:
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise Unavailable(f"{name} is not the file that was exported (its sha256 differs from the manifest's)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchPlan:
-    """How to launch a kernel at any size.
-
-    One block (of `threads`) a tile, where the tiles cut the named dimensions; `blocks_per_tile` of them if several
-    share one. The grid is a line of all tiles or, with `axes`, has an axis for each of at most three cut dimensions, the
-    first of which varies fastest. Sizes that need more blocks than CUDA allows are left to PyTorch (`launchable`). A
-    persistent grid has at most `blocks` blocks, or `blocks_per_multiprocessor` for each SM. A cluster is `cluster` blocks
-    where others have one.
-
-    alignment: bytes, a power of two, that every address passed must be a multiple of. Where one is not, the entry point
-    NAME_unaligned of the same source is launched instead: same grid and block, no dynamic shared memory, no cluster.
-    programmatic: programmatic dependent launch (sm_90 on): blocks may start while the kernel before in the stream still
-    runs. The source has to wait for it (griddepcontrol.wait) before it reads or writes global memory. CUDA C++
-    Programming Guide, "Programmatic Dependent Launch and Synchronization".
-    entry: of the source; empty: the kernel's own.
-    """
-
-    threads: int
-    tiles: Sequence[tuple[str, int]] = ()
-    blocks_per_tile: int = 1
-    blocks_per_multiprocessor: int | None = None
-    smem_bytes: int = 0
-    cluster: int = 1
-    alignment: int = 1
-    programmatic: bool = False
-    axes: bool = False
-    blocks: int | None = None
-    entry: str = ""
-
-    def __post_init__(self) -> None:
-        if self.axes and (len(self.tiles) > 3 or self.most_blocks(1) is not None):
-            raise ValueError("a launch plan with axes cuts at most three dimensions, and its grid is not persistent")
-
-    def grid(self, sizes: Mapping[str, int], multiprocessors: int) -> tuple[int, int, int]:
-        """Blocks for a problem of these sizes."""
-        counts = [-(-sizes[name] // size) for name, size in self.tiles]
-        x, y, z = (*counts, 1, 1, 1)[:3] if self.axes else (math.prod(counts), 1, 1)
-        x *= self.blocks_per_tile
-        x = min(x, self.most_blocks(multiprocessors) or x)
-        return x * self.cluster, y, z
-
-    def most_blocks(self, multiprocessors: int) -> int | None:
-        """Of a persistent grid, in clusters."""
-        if self.blocks_per_multiprocessor is None:
-            return self.blocks
-        return max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster)
-
-
-def launchable(grid: Sequence[int]) -> bool:
-    """Whether CUDA takes a grid of so many blocks along each axis."""
-    return all(n <= most for n, most in zip(grid, (2**31 - 1, 65_535, 65_535), strict=True))
 
 
 class Variant:
@@ -429,20 +229,18 @@ class Variant:
         its own stands. None where it is not for that."""
         jit = self.record["jit"]
         for listed in jit["sizes"]:
-            if size in range(listed["first"], listed["last"] + 1, listed["step"]):
+            if size in (sizes := sizes_in(listed)):
                 found = copy(self)
                 found.index, found.size, found.binary = -1, size, None
                 found.sizes = {**self.sizes, jit["dimension"]: size}
-                found._read_launch({**self.record["launch"], **listed["launch"]})
+                found._read_launch(launch_in(self.record["launch"], listed, sizes.index(size)))
                 found._name = f"{self}, compiled here for {jit['dimension']}={size}"
                 return found
         return None
 
     def source(self) -> bytes:
         """Raises Unavailable if it is not as it was exported."""
-        name = self.record["source"]
-        text = self.package.source(name).encode()
-        _check(name, text, self.record["source_sha256"])
+        text = self.package.source(self.record["source"])
         if self.size is None:
             return text
         jit, position, parts = self.record["jit"], 0, []

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from evo.export import find_exporter
-from evo.runtime.package import LaunchPlan
+from evo.runtime.manifest import LaunchPlan
 from tests.ended import run_python
 from tests.export.exports import request_for
 

@@ -19,6 +19,7 @@ import pytest
 from evo import cli
 from evo.cli import run as run_command
 from tests.ended import Ended
+from tests.export.exports import manifest_of
 from tests.toy_kernel import TEMPLATE, write_kernel
 
 pytestmark = pytest.mark.slow
@@ -48,7 +49,7 @@ def test_a_grid_is_covered_and_its_export_serves_each_point_by_what_won_it(tmp_p
     assert {p["workload"].partition(",cols")[0] for p in told["points"]} == {"rows=16", "rows=64"}
     out = tmp_path / "covered"
     assert evo("export", "few", "--out", str(out), *db).code == 0
-    variants = json.loads((out / "manifest.json").read_text())["variants"]
+    variants = manifest_of(out)["variants"]
     assert len(variants) == told["variants"]
     code = (
         "import covered, torch; covered.also_serve(slower=True, measure=False)\n"

@@ -10,6 +10,7 @@ from typing import Any
 from evo.export import ExportItem, ExportRequest
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
+from evo.runtime.manifest import MANIFEST, read_manifest
 from evo.targets import find_target
 
 
@@ -32,8 +33,14 @@ def listing(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """What the manifest of an export says, with what it leaves out."""
+    return read_manifest(folder / MANIFEST)
+
+
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = folder / "manifest.json"
+    """As it is written."""
+    path = folder / MANIFEST
     manifest = json.loads(path.read_text())
     change(manifest)
     path.write_text(json.dumps(manifest))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +20,7 @@ from evo.problem.loading import load_kernel
 from evo.problem.space import Value
 from evo.targets.cuda import run_nvrtc
 from tests.ended import run_python
-from tests.export.exports import request_for
+from tests.export.exports import manifest_of, request_for
 
 TEXTS = ("rows=4096,cols=1024,dtype=float16", "rows=64,cols=768,dtype=bfloat16")
 BUILDS = ("sm_90", "sm_89", "compute_89")
@@ -34,10 +32,6 @@ TIMED = {
     "checks": [{"case": "normal", "passed": True}],
     "lineage": [{"id": "demo/0"}],
 }
-
-
-def manifest_of(out: Path) -> dict[str, Any]:
-    return json.loads((out / "manifest.json").read_text())
 
 
 def changed(item: ExportItem, **values: Value) -> ExportItem:
@@ -178,6 +172,7 @@ def test_winners_of_several_runs_are_one_package(hopper: ExportRequest, tmp_path
     """Each was measured on its own architecture; what neither was measured on is compiled once."""
     ada = request_for("cuda", "sm_89", tmp_path / "one", TEXTS[0])
     cpu = request_for("cpu", "native", tmp_path / "one", "rows=64,cols=96,dtype=float32")
+    ada, cpu = replace(ada, environment={"device": "an L4"}), replace(cpu, environment={"device": "a CPU"})
     parts = [replace(hopper, out=tmp_path / "one"), replace(ada, builds=(*BUILDS, "sm_80")), cpu]
     MODULE.export(*(replace(part, items=part.items[:1]) for part in parts))
     variants = manifest_of(tmp_path / "one")["variants"]

@@ -25,7 +25,7 @@ from evo.runtime.package import Unavailable
 from evo.targets import find_target
 from evo.targets._machine_code import code_hash
 from evo.targets.cuda import run_nvrtc
-from tests.export.exports import request_for
+from tests.export.exports import manifest_of, request_for
 from tests.spaces import near
 
 KERNEL = load_kernel("layernorm")
@@ -160,7 +160,7 @@ def test_a_size_that_the_template_computes_with_is_not_exchanged(own: tuple[Path
         find_exporter("module").export(request)
     (kernel / "formats.toml").unlink()
     find_exporter("module").export(request)
-    manifest = json.loads((request.out / "manifest.json").read_text())
+    manifest = manifest_of(request.out)
     assert (manifest["variants"][0]["jit"], manifest["general"]) == (None, [])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -19,7 +18,7 @@ from evo.export import find_exporter
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.targets import find_target
-from tests.export.exports import listing, request_for
+from tests.export.exports import listing, manifest_of, request_for
 
 MODULE = find_exporter("module")
 F32 = "rows=8,cols=32,dtype=float32"
@@ -66,7 +65,7 @@ def test_the_manifest_tells_where_everything_comes_from(tmp_path: Path) -> None:
     }
     request = request_for("cpu", "native", tmp_path / "one", F32, **record)
     written = MODULE.export(replace(request, environment={"gpu": "none", "torch": "2.6"}))
-    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
+    manifest = manifest_of(tmp_path / "one")
     assert manifest["written_by"] == "evo"
     assert manifest["evo_version"] == evo.__version__
     assert datetime.fromisoformat(manifest["exported_at"]).tzinfo is not None
@@ -157,10 +156,10 @@ def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_still_the_measured_one_is_exported(exported: Path, tmp_path: Path) -> None:
-    variant = json.loads((exported / "manifest.json").read_text())["variants"][0]
+    variant = manifest_of(exported)["variants"][0]
     record = {name: variant[name] for name in ("source_digest", "code_hash")}
     MODULE.export(request_for("cpu", "native", tmp_path / "one", variant["workload"]["key"], **record))
-    [again] = json.loads((tmp_path / "one" / "manifest.json").read_text())["variants"]
+    [again] = manifest_of(tmp_path / "one")["variants"]
     assert again["same_code_as_measured"] is True
 
 

@@ -21,7 +21,7 @@ from evo.errors import DeviceError
 from evo.export import find_exporter
 from evo.runtime import choice
 from evo.runtime.choice import rank_on_gpu
-from evo.runtime.package import LaunchPlan
+from evo.runtime.manifest import LaunchPlan
 from evo.targets import find_target
 from evo.targets.cpu import compiler_path, extra_features
 from tests.export.exports import edit_manifest, request_for

@@ -160,7 +160,7 @@ def test_a_kernel_of_more_sizes_than_the_launcher_takes_is_launched_from_python(
         manifest["kernel"]["dimensions"] += [{"name": name, "low": 0, "high": 1} for name in more]
         for record in (*manifest["variants"], *manifest["general"]):
             for problem in (record, *record.get("points", ())):
-                problem["workload"]["dims"] |= dict.fromkeys(more, 0)
+                problem["workload"] += "".join(f",{name}=0" for name in more)
 
     edit_manifest(folder, change)
     monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))

@@ -67,7 +67,7 @@ def claim(**needs: Any) -> Callable[[Path], None]:
 
     def change(manifest: dict[str, Any]) -> None:
         manifest["variants"][0]["needs"].update(needs)
-        manifest["variants"][0]["binary_sha256"] = hashlib.sha256(NOT_A_LIBRARY).hexdigest()
+        manifest["files"][manifest["variants"][0]["binary"]] = hashlib.sha256(NOT_A_LIBRARY).hexdigest()
 
     def spoil(folder: Path) -> None:
         tamper(folder)
@@ -175,12 +175,22 @@ def test_the_check_finds_a_variant_that_is_wrong(copy_of: Path, command: Any) ->
     compile = ["g++", *flags, WRONG_ROOT, str(source), "-o", str(library), "-lm", "-lgcc", "-lc"]
     subprocess.run(compile, check=True)
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
-    edit_manifest(copy_of, lambda m: m["variants"][0].update(binary_sha256=digest))
+    edit_manifest(copy_of, lambda m: m["files"].update({library.name: digest}))
     code, text = command(copy_of, "check")
     assert code == 1
     assert "built from its source" not in text
     assert "WRONG  as tuned" in text
     assert text.count("  right: 2") == 2
+
+
+def test_the_source_of_a_variant_is_printed_whole(copy_of: Path, command: Any) -> None:
+    source = next(copy_of.glob("variant_1_*.cpp")).read_text()
+    assert command(copy_of, "show", "--source", "1") == (0, source)
+    code, text = command(copy_of, "show", "--source", "1", "--json")
+    assert (code, json.loads(text)) == (0, {"source": source})
+    with pytest.raises(SystemExit) as ended:
+        command(copy_of, "show", "--source", "9")
+    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize("disturbed", [False, True])
@@ -272,12 +282,12 @@ def test_a_package_of_another_manifest_is_imported_and_works_or_is_no_package_in
     [
         (None, "it cannot be read (No such file or directory)"),
         ("", "it is no JSON (Expecting value: line 1 column 1 (char 0))"),
-        ('{"format_version": 3, "kernel": {', "it is no JSON ("),
+        ('{"format_version": 4, "kernel": {', "it is no JSON ("),
         ("[" * 100_000, "it is no JSON ("),
         ("\udcff", "it is no JSON ("),
         ("[]", "it is no object"),
         ("{}", "it has no 'format_version'"),
-        ('{"format_version": 4}', "it is of format 4, and this run time reads 3"),
+        ('{"format_version": 3}', "it is of format 3, and this run time reads 4"),
     ],
 )
 def test_a_manifest_that_cannot_be_read_ends_the_import_with_what_is_wrong(
@@ -293,18 +303,36 @@ def test_a_manifest_that_cannot_be_read_ends_the_import_with_what_is_wrong(
     assert str(caught.value).startswith(f"{path} is no manifest of an export: ")
 
 
+def workload(manifest: dict[str, Any], old: str, new: str) -> None:
+    variant = manifest["variants"][0]
+    variant["workload"] = variant["workload"].replace(old, new)
+
+
+def elsewhere(manifest: dict[str, Any]) -> None:
+    manifest["targets"]["cuda"] = manifest["targets"]["cpu"]
+    manifest["variants"][0].update(arch="sm_x", target="cuda")
+
+
+def growing(manifest: dict[str, Any], **growth: Any) -> None:
+    manifest["variants"][0]["jit"] = {"dimension": "cols", "blanks": [], "sizes": [{"first": 96, "growth": growth}]}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda m: m["variants"].clear(), "it has no variants"),
-        (lambda m: m["variants"][0]["fixed"].append("depth"), "it.variants[0] names 'depth', which is no dimension"),
-        (lambda m: m["variants"][0]["workload"]["dims"].pop("rows"), "it.variants[0] has sizes of other dimensions than"),
+        (lambda m: m["targets"]["cpu"]["fixed"].append("depth"), "it.variants[0] names 'depth', which is no dimension"),
+        (lambda m: m["targets"].clear(), "workload that is not told whole (KeyError('cpu')"),
+        (lambda m: m["variants"][0].update(measured_on=1), "workload that is not told whole (IndexError("),
+        (lambda m: workload(m, "rows=64", "rows"), "workload that is not told whole (ValueError("),
+        (lambda m: workload(m, "rows=64,", ""), "workload that is not told whole (KeyError('rows')"),
+        (lambda m: workload(m, "rows=64", "rows=-1"), "workload that is not told whole (ValueError('a size below 0')"),
+        (lambda m: growing(m, threads="x"), "it.variants[0].jit.sizes[0].growth.threads has"),
+        (lambda m: growing(m, tiles=1), "it.variants[0].jit has a launch that grows from what is no number"),
         (lambda m: m["variants"][0]["launch"].update(tiles=[["rows", 0]]), "launch.tiles[0][1] has 0 where a count belongs"),
         (lambda m: m["variants"][0]["launch"].update(more=1), "it.variants[0].launch is none ("),
-        (lambda m: m["variants"][0].update(arch="sm_x", target="cuda"), "for target 'cuda' and 'sm_x', which is no"),
+        (lambda m: elsewhere(m), "it.variants[0] is for target 'cuda' and 'sm_x', which is no machine"),
         (lambda m: m["variants"][0].pop("source"), "it.variants[0] has no 'source'"),
-        (lambda m: m.update(edited={"a.cpp": ["a.cpp"]}), "it tells source 'a.cpp' by edits of one that is not there"),
-        (lambda m: m.update(edited={"a.cpp": ["b.cpp", [1, "x"]]}), "it tells source 'a.cpp' by what are no edits"),
         (lambda m: m["kernel"]["tolerance"].clear(), "of which there is no tolerance"),
     ],
 )

@@ -163,7 +163,7 @@ def test_a_race_in_the_same_bucket_takes_nothing_from_what_was_measured(
 
     def change(manifest: dict[str, Any]) -> None:
         timed(FASTER)(manifest)
-        manifest["variants"][1]["workload"]["dims"]["cols"] = 84
+        manifest["variants"][1]["workload"] = manifest["variants"][1]["workload"].replace("cols=1024", "cols=84")
 
     edit_manifest(copy_of, change)
     module = request.getfixturevalue(launched)(copy_of)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from evo.export.module import EXPORTER, _advice, remarks
 from evo.ready import _figure, _variant
 from evo.runtime import cpu
-from tests.export.exports import edit_manifest, request_for
+from tests.export.exports import edit_manifest, manifest_of, request_for
 from tests.runtime.conftest import Importer, not_tuned
 
 HERE = cpu.model()
@@ -71,7 +71,7 @@ def test_a_slower_variant_is_left_to_pytorch_unless_asked_for(copy_of: Path, use
 def test_a_variant_that_was_disturbed_is_not_said_to_be_measured(copy_of: Path) -> None:
     edit_manifest(copy_of, timed(SLOWER, disturbed=True))
     assert "1 too busy to be measured" in _advice(copy_of)[0]
-    variant = _variant(json.loads((copy_of / "manifest.json").read_text())["variants"][0])
+    variant = _variant(manifest_of(copy_of)["variants"][0])
     assert (variant.speedup, _figure(variant)) == (None, "right; its time is not known")
 
 
@@ -80,7 +80,7 @@ def test_the_export_and_what_is_shipped_say_what_is_left(copy_of: Path) -> None:
     [remark] = remarks(copy_of)
     assert remark.startswith("rows=64,cols=96,dtype=float32,")
     assert f": left to PyTorch on native (measured to be faster at 64x96 on {HERE}, where a variant has 0.80" in remark
-    variant = _variant(json.loads((copy_of / "manifest.json").read_text())["variants"][0])
+    variant = _variant(manifest_of(copy_of)["variants"][0])
     assert (round(variant.speedup or 0.0, 2), variant.slower) == (0.8, True)
     assert _figure(variant) == f"0.80 times PyTorch's speed on {HERE}, so left to it"
 

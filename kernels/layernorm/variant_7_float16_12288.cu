@@ -1,22 +1,25 @@
-// LayerNorm forward, float16, 4096 columns: y = (x - mean) / sqrt(var + eps) * weight + bias.
-// 256 threads a row, 1 row(s) a block, 16-byte packets; row in registers, loaded direct; statistics: sums.
+// LayerNorm forward, float16, 12288 columns: y = (x - mean) / sqrt(var + eps) * weight + bias.
+// 256 threads a row, 1 row(s) a block, 16-byte packets; row in registers, loaded direct; statistics: shifted.
 // Rendered for sm_90 from templates/layernorm/cuda.cu.j2, which explains every choice.
 #include "_shared/row.cuh"
 #include "_shared/reduce.cuh"
 
-DEFINE_PACKET_LOAD(load_x, "", "ld.global.L1::no_allocate", "")
-DEFINE_PACKET_STORE(store_y, "", "st.global.cg", "")
-DEFINE_PACKET_LOAD(load_affine, "", "ld.global", "")
+DEFINE_PACKET_LOAD(load_x, "", "ld.global.cs", "")
+DEFINE_PACKET_STORE(store_y, "", "st.global", "")
+DEFINE_PACKET_LOAD(load_affine, "", "ld.global.nc", "")
 
 using T = f16;
-constexpr int COLS = 4096, BYTES = 16, TPR = 256, GROUPS = 1;
-constexpr int CLUSTER = 1, SPLIT = 2;   // blocks that share a row, blocks that repeat it
-using Row = row_packets<T, BYTES, COLS, TPR * CLUSTER, true>;
+constexpr int COLS = 12288, BYTES = 16, TPR = 256, GROUPS = 1;
+constexpr int CLUSTER = 1, SPLIT = 1;   // blocks that share a row, blocks that repeat it
+using Row = row_packets<T, BYTES, COLS, TPR * CLUSTER>;
 using Packet = Row::Packet;
-using Group = row_group<TPR, GROUPS, CLUSTER, across_warps::broadcast>;
+using Group = row_group<TPR, GROUPS, CLUSTER, across_warps::shuffle>;
 constexpr int VEC = Row::VEC, ITERS = Row::ITERS;
-constexpr int OWN = Row::COUNT / SPLIT, OWN_ITERS = (OWN + TPR - 1) / TPR;   // packets that a block writes, and a thread
-constexpr int CHAINS = 2 < VEC ? 2 : VEC;
+constexpr int OWN_ITERS = ITERS;
+constexpr int CHAINS = 4 < VEC ? 4 : VEC;
+// Every partner of every merge holds the same number of elements.
+constexpr bool EQUAL = Row::EVEN && TPR / 32 * CLUSTER == power_of_two_from(TPR / 32 * CLUSTER);
+using Moments = moments<EQUAL>;
 
 __device__ __forceinline__ float reciprocal_std(float var, float eps) {
     const float a = (var < 0.f ? 0.f : var) + eps;   // a comparison, not fmaxf: NaN must stay NaN
@@ -56,15 +59,14 @@ layernorm_unaligned(const T* x, const T* residual, const T* weight, const T* bia
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TPR * GROUPS, 1)
+extern "C" __global__ void __launch_bounds__(TPR * GROUPS, 4)
 layernorm(const T* x, const T* residual, const T* weight, const T* bias, T* y, T* sum, float* saved_mean, float* saved_rstd, long long rows, long long cols, float eps) {
     __shared__ Group::Scratch scratch;
     Group group = {scratch, 0, (int)threadIdx.x, 0};
     const int thread = group.thread;
-    const int lane = (int)(blockIdx.x % SPLIT) * OWN + thread;   // first the packets that this block writes, then the rest of the row
+    const int lane = group.rank * TPR + thread;
     const long long first_row = (long long)(blockIdx.x / (CLUSTER * SPLIT)) * GROUPS + group.group;
     [[maybe_unused]] const long long row_step = rows;
-    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, all of it, and for what it wrote
 
     [[maybe_unused]] const Packet weight_tail = Row::vector_tail<load_affine>(weight, 1.f), bias_tail = Row::vector_tail<load_affine>(bias, 0.f);
 
@@ -74,50 +76,34 @@ layernorm(const T* x, const T* residual, const T* weight, const T* bias, T* y, T
         Packet row_packed[ITERS];
         #pragma unroll
         for (int it = 0; it < ITERS; ++it) row_packed[it] = Row::load<load_x>(x_row, it, lane, shift, row + 1 == rows);
-        Packet w[OWN_ITERS], b[OWN_ITERS];
-        #pragma unroll
-        for (int it = 0; it < OWN_ITERS; ++it) { w[it] = Row::beside<load_affine>(weight, weight_tail, 1.f, it, lane, shift, (OWN % TPR == 0 || it * TPR + thread < OWN)); b[it] = Row::beside<load_affine>(bias, bias_tail, 0.f, it, lane, shift, (OWN % TPR == 0 || it * TPR + thread < OWN)); }
 
         // Statistics. Squares are taken about a mean or an element of the data; E[x^2] - E[x]^2 only where it keeps its digits.
-        float s[CHAINS] = {}, q[CHAINS] = {};
+        float s[CHAINS] = {}, q[CHAINS] = {}, first = 0.f, count = 0.f;
         #pragma unroll
         for (int it = 0; it < ITERS; ++it) if (Row::present(it, lane)) {
             float v[VEC]; unpack<T>(row_packed[it], v);
+            if (it == 0) first = v[0];
+            count += VEC;
             #pragma unroll
-            for (int e = 0; e < VEC; ++e) {
-                const float d = Row::inside(it, lane, shift, e) ? v[e] : 0.f;
-                s[e % CHAINS] += d; q[e % CHAINS] += d * d;
-            }
+            for (int e = 0; e < VEC; ++e) { const float d = v[e] - first; s[e % CHAINS] += d; q[e % CHAINS] += d * d; }
         }
         #pragma unroll
         for (int i = 1; i < CHAINS; ++i) { s[0] += s[i]; q[0] += q[i]; }
-        sum2 r = group.reduce(sum2{s[0], q[0]});
-        float centre_of_row = r.a * (1.f / COLS), var = fmaf(-centre_of_row, centre_of_row, r.b * (1.f / COLS));
-        // The difference has lost up to 10 of float's 24 bits; with more, or NaN, again about the mean. All threads of the
-        // row hold the same sums to the last bit, so that all of them go this way or none.
-        if (!(var * 1024.f > centre_of_row * centre_of_row)) {
-            float c = 0.f, q = 0.f;
-            #pragma unroll
-            for (int it = 0; it < ITERS; ++it) if (Row::present(it, lane)) {
-                float v[VEC]; unpack<T>(row_packed[it], v);
-                #pragma unroll
-                for (int e = 0; e < VEC; ++e) { const float d = Row::inside(it, lane, shift, e) ? v[e] - centre_of_row : 0.f; c += d; q += d * d; }
-            }
-            r = group.reduce(sum2{c, q});
-            const float correction = r.a / COLS;   // zero for a constant row, exactly: hence the division
-            var = (r.b - r.a * correction) * (1.f / COLS);
-            centre_of_row += correction;
-        }
-        const float rstd = reciprocal_std(var, eps);
+        if (EQUAL) count = ITERS * VEC;
+        const float correction = s[0] / fmaxf(count, 1.f);
+        Moments m = {count, first + correction, q[0] - s[0] * correction};
+        m = group.reduce(m);
+        const float centre_of_row = m.mean, rstd = reciprocal_std(m.m2 * (1.f / COLS), eps);
 
         #pragma unroll
         for (int it = 0; it < ITERS; ++it) keep_packed(row_packed[it]);
         #pragma unroll
-        for (int it = 0; it < OWN_ITERS; ++it) if ((OWN % TPR == 0 || it * TPR + thread < OWN)) {
+        for (int it = 0; it < OWN_ITERS; ++it) if (Row::present(it, lane)) {
             float v[VEC]; unpack<T>(row_packed[it], v);
 
             float scale[VEC], offset[VEC];
-            unpack<T>(w[it], scale); unpack<T>(b[it], offset);
+            unpack<T>(Row::beside<load_affine>(weight, weight_tail, 1.f, it, lane, shift, true), scale);
+            unpack<T>(Row::beside<load_affine>(bias, bias_tail, 0.f, it, lane, shift, true), offset);
             float result[VEC];
             #pragma unroll
             for (int e = 0; e < VEC; ++e) result[e] = fmaf((v[e] - centre_of_row) * rstd, scale[e], offset[e]);

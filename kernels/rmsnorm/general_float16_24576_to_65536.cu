@@ -1,22 +1,22 @@
-// RMSNorm forward, float16, 4096 columns: y = x / sqrt(mean(x * x) + eps) * weight.
-// 256 threads a row, 1 row(s) a block, 16-byte packets; row in registers, loaded direct; statistics: squares.
-// Rendered for sm_90 from templates/rmsnorm/cuda.cu.j2, which explains every choice.
+// RMSNorm forward, float16, 49152 columns: y = x / sqrt(mean(x * x) + eps) * weight.
+// 512 threads a row, 1 row(s) a block, 16-byte packets; row in reread, loaded direct; statistics: squares.
+// Rendered for sm_89 from templates/rmsnorm/cuda.cu.j2, which explains every choice.
 #include "_shared/row.cuh"
 #include "_shared/reduce.cuh"
 
-DEFINE_PACKET_LOAD(load_x, "", "ld.global.lu", "")
-DEFINE_PACKET_STORE(store_y, "", "st.global.L1::no_allocate", "")
-DEFINE_PACKET_LOAD(load_affine, "", "ld.global.L1::evict_last", "")
+DEFINE_PACKET_LOAD(load_x, "", "ld.global.nc", "")
+DEFINE_PACKET_STORE(store_y, "", "st.global", "")
+DEFINE_PACKET_LOAD(load_affine, "", "ld.global.nc", "")
 
 using T = f16;
-constexpr int COLS = 4096, BYTES = 16, TPR = 256, GROUPS = 1;
-constexpr int CLUSTER = 1, SPLIT = 2;   // blocks that share a row, blocks that repeat it
-using Row = row_packets<T, BYTES, COLS, TPR * CLUSTER, true>;
+constexpr int COLS = 49152, BYTES = 16, TPR = 512, GROUPS = 1;
+constexpr int CLUSTER = 1, SPLIT = 1;   // blocks that share a row, blocks that repeat it
+using Row = row_packets<T, BYTES, COLS, TPR * CLUSTER>;
 using Packet = Row::Packet;
-using Group = row_group<TPR, GROUPS, CLUSTER, across_warps::broadcast>;
+using Group = row_group<TPR, GROUPS, CLUSTER, across_warps::shuffle>;
 constexpr int VEC = Row::VEC, ITERS = Row::ITERS;
-constexpr int OWN = Row::COUNT / SPLIT, OWN_ITERS = (OWN + TPR - 1) / TPR;   // packets that a block writes, and a thread
-constexpr int CHAINS = 2 < VEC ? 2 : VEC;
+constexpr int OWN_ITERS = ITERS;
+constexpr int CHAINS = 4 < VEC ? 4 : VEC;
 
 __device__ __forceinline__ float reciprocal_std(float var, float eps) {
     const float a = (var < 0.f ? 0.f : var) + eps;   // a comparison, not fmaxf: NaN must stay NaN
@@ -50,32 +50,25 @@ rmsnorm_unaligned(const T* x, const T* residual, const T* weight, T* y, T* sum, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TPR * GROUPS, 3)
+extern "C" __global__ void __launch_bounds__(TPR * GROUPS)
 rmsnorm(const T* x, const T* residual, const T* weight, T* y, T* sum, float* saved_rstd, long long rows, long long cols, float eps) {
     __shared__ Group::Scratch scratch;
     Group group = {scratch, 0, (int)threadIdx.x, 0};
     const int thread = group.thread;
-    const int lane = (int)(blockIdx.x % SPLIT) * OWN + thread;   // first the packets that this block writes, then the rest of the row
+    const int lane = group.rank * TPR + thread;
     const long long first_row = (long long)(blockIdx.x / (CLUSTER * SPLIT)) * GROUPS + group.group;
     [[maybe_unused]] const long long row_step = rows;
-    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, all of it, and for what it wrote
 
     [[maybe_unused]] const Packet weight_tail = Row::vector_tail<load_affine>(weight, 1.f);
 
     if (const long long row = first_row; row < rows) {
         [[maybe_unused]] const T* const x_row = x + row * COLS;
         [[maybe_unused]] const int shift = Row::shift_of(row);
-        Packet row_packed[ITERS];
-        #pragma unroll
-        for (int it = 0; it < ITERS; ++it) row_packed[it] = Row::load<load_x>(x_row, it, lane, shift, row + 1 == rows);
-        Packet w[OWN_ITERS];
-        #pragma unroll
-        for (int it = 0; it < OWN_ITERS; ++it) { w[it] = Row::beside<load_affine>(weight, weight_tail, 1.f, it, lane, shift, (OWN % TPR == 0 || it * TPR + thread < OWN)); }
 
         float q[CHAINS] = {};
-        #pragma unroll
+        #pragma unroll 4
         for (int it = 0; it < ITERS; ++it) if (Row::present(it, lane)) {
-            float v[VEC]; unpack<T>(row_packed[it], v);
+            float v[VEC]; unpack<T>(Row::load<load_x>(x_row, it, lane, shift, row + 1 == rows), v);
             #pragma unroll
             for (int e = 0; e < VEC; ++e) { const float d = Row::inside(it, lane, shift, e) ? v[e] : 0.f; q[e % CHAINS] += d * d; }
         }
@@ -83,14 +76,12 @@ rmsnorm(const T* x, const T* residual, const T* weight, T* y, T* sum, float* sav
         for (int i = 1; i < CHAINS; ++i) q[0] += q[i];
         const float rstd = reciprocal_std(group.reduce(sum1{q[0]}).a * (1.f / COLS), eps);
 
-        #pragma unroll
-        for (int it = 0; it < ITERS; ++it) keep_packed(row_packed[it]);
-        #pragma unroll
-        for (int it = 0; it < OWN_ITERS; ++it) if ((OWN % TPR == 0 || it * TPR + thread < OWN)) {
-            float v[VEC]; unpack<T>(row_packed[it], v);
+        #pragma unroll 4
+        for (int it = 0; it < OWN_ITERS; ++it) if (Row::present(it, lane)) {
+            float v[VEC]; unpack<T>(Row::load<load_x>(x_row, it, lane, shift, row + 1 == rows), v);
 
             float scale[VEC];
-            unpack<T>(w[it], scale);
+            unpack<T>(Row::beside<load_affine>(weight, weight_tail, 1.f, it, lane, shift, true), scale);
             float result[VEC];
             #pragma unroll
             for (int e = 0; e < VEC; ++e) result[e] = v[e] * rstd * scale[e];

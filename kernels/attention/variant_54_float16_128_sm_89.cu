@@ -1,26 +1,24 @@
 // Attention forward, float16, head dimension 128: o = softmax(scale q k^T) v.
-// 16 rows a block, 96 keys a step; 1 x 2 warps.
-// Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
+// 64 rows a block, 64 keys a step; 4 x 1 warps.
+// Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 #include "_shared/store.cuh"
-#include "_shared/cluster.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 128, WARPS_M = 1, WARPS_N = 2, TILES = 1;
+constexpr int D = 128, WARPS_M = 4, WARPS_N = 1, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 96, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 64, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
 constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 1;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
-constexpr int SPLIT = 4;   // blocks that share the keys of the same rows
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
 // Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
-constexpr bool V_LATE = true;
+constexpr bool V_LATE = false;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
@@ -79,12 +77,10 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     for (int d = 0; d < D / 16; ++d) {
         const unsigned (&a)[TILES][D / 16][4] = q;
         constexpr bool held = true;
-        unsigned b[2][4];
-        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
-            const unsigned (&f)[4] = b[n % 2];
+            unsigned f[4];
+            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -94,49 +90,32 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     }
 }
 
-// The same for the n-th 16 keys of the warp's alone.
-__device__ __forceinline__ void multiply_qk_part(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], int n, unsigned k_at, unsigned k_turn) {
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) s[m][2 * n][e] = s[m][2 * n + 1][e] = 0.f;
+// o += p v for the n-th 16 keys of the warp's, with p as A fragments.
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
         unsigned f[4];
-        load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m) {
-            T::multiply_add(s[m][2 * n], q[m][d], f[0], f[1]);
-            T::multiply_add(s[m][2 * n + 1], q[m][d], f[2], f[3]);
-        }
-    }
-}
-
-// o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
-    unsigned b[2][4];
-    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
-    #pragma unroll
-    for (int d = 0; d < D / 16; ++d) {
-        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
-        const unsigned (&f)[4] = b[d % 2];
+        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
+    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
 __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Running& running, float (&o)[TILES][D / 8][4], float slope) {
     float top[TILES][2];
+    bool moved = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -147,7 +126,9 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 2));
             top[m][h] = fmaxf(a, running.top[m][h]);
+            moved |= (top[m][h] - running.top[m][h]) * slope > 8.f;   // weights stay below 2^8: safe in float16
         }
+    if (__any_sync(~0u, moved))
     {
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
@@ -156,8 +137,7 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][h][0] *= factor;
-                running.sum[m][h][1] *= factor;
+                running.sum[m][2 * h] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -178,8 +158,7 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
             for (int e = 0; e < 4; ++e) {
                 float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
-                x = (4 * n + e) % 8 == 7 ? exp2_polynomial(x) : exp2_fast(x);
-                running.sum[m][h][e % 2] += x;
+                x = exp2_fast(x);
 }
             weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
             weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
@@ -189,11 +168,9 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
     int batch, head, row;                // row: the first of BM
-    int part;                            // of the keys: the last tile and every SPLIT-th before it, or the one before and so on
     __device__ __forceinline__ Place() {
         int block = blockIdx.z;
-        head = blockIdx.x / SPLIT, batch = blockIdx.y;
-        part = blockIdx.x % SPLIT;
+        head = blockIdx.x, batch = blockIdx.y;
         if (CAUSAL) block = gridDim.z - 1 - block;   // the longest first
         row = block * BM;
     }
@@ -229,33 +206,30 @@ __device__ __noinline__ void attend_row(
         if (d * 32 + lane >= from && d * 32 + lane < to)
             o[d * 32 + lane] = (unsigned short)T::pack(seen > 0 ? acc[d] / sum : 0.f, 0.f);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     extern __shared__ __align__(128) char shared[];
     unsigned q_tile = shared_address(shared);
-    asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
     const Place place;
     // Told by lane 0, so that the compiler knows it to be the same in a whole warp.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const int rows_end = q_len, shift = (int)kv_len - (int)q_len;
     const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
-    const int tiles = keys_end > 0 ? (keys_end + BN - 1) / BN : 0, steps = (tiles + SPLIT - 1 - place.part) / SPLIT;   // those of all, and this block's
-    cluster_arrive();   // no block may write into another's shared memory before that one runs
+    const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = copy_row, last = (tiles - 1 - place.part) * BN;
+    const int key_row = copy_row, last = (steps - 1) * BN;
     const unsigned key_to = copy_to;
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
-    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
     // Only now, or q would wait for what k and v alone need.
     int head = place.head;
@@ -267,14 +241,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     auto load_k = [&](int step) {
         if (step >= 0 && step < steps) {
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
-            k_from -= SPLIT * BN * k_seq * 2;
+            k_from -= BN * k_seq * 2;
         }
         commit_copies();
     };
     auto load_v = [&](int step) {
         if (step >= 0 && step < steps) {
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, v_tiles + step % V_STAGES * TILE_BYTES + key_to, v_from, v_seq * 2, step > 0, (int)kv_len - last);
-            v_from -= SPLIT * BN * v_seq * 2;
+            v_from -= BN * v_seq * 2;
         }
         commit_copies();
     };
@@ -300,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
@@ -308,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
 
     // Scores that a row does not see become NONE.
     auto mask = [&](float (&s)[TILES][KEYS / 8][4], int step) {
-        const int key = (tiles - 1 - place.part - step * SPLIT) * BN + warp_n * KEYS;
+        const int key = (steps - 1 - step) * BN + warp_n * KEYS;
         if (key + KEYS <= (int)kv_len && !(CAUSAL && key + KEYS - 1 > own_row + shift)) return;
         asm volatile("");   // keeps this a branch: as selects it would cost as much in every step
         #pragma unroll
@@ -326,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     };
     // Whether the warp's rows see any of its keys of a step.
     auto sees = [&](int step) {
-        return !CAUSAL || (tiles - 1 - place.part - step * SPLIT) * BN + warp_n * KEYS <= own_row + ROWS - 1 + shift;
+        return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= own_row + ROWS - 1 + shift;
     };
     unsigned q_held[TILES][D / 16][4];
     auto load_q = [&]() {
@@ -352,19 +326,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
         ask(step);
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
         unsigned weights[TILES][KEYS / 16][4];
+        if (step + 1 < steps) multiply_qk(next, q_held, k_lane + (step + 1) % K_STAGES * TILE_BYTES, k_turn);
         mask(s, step);
         raise(s, running, acc, slope);
-        if (V_STAGES == 1 || V_LATE) {
-            wait_copies<V_IN_FLIGHT>();
-            wait_for_warps();
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
+        if (K_STAGES == 1) load_k(step + 1);
+        {
+            weigh(weights, s, 0, running, slope);
+            #pragma unroll
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            }
         }
-        const unsigned k_at = k_lane + (step + 1) % K_STAGES * TILE_BYTES;   // past the last step: of no use, and harmless
-        #pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n) {
-            weigh(weights, s, n, running, slope);
-            multiply_qk_part(next, q_held, n, k_at, k_turn);
-            multiply_pv(acc, weights, n, v_at, v_turn);
-        }
+
     };
     for (int step = 0; step < steps; step += 2) {
         advance(even, odd, step);
@@ -375,137 +351,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
-            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
-            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
+            sum[m][h] = running.sum[m][2 * h];
             if (running.top[m][h] != NONE && fabsf(running.top[m][h]) * slope > MOST_ROUNDED) sum[m][h] = __int_as_float(0x7fffffff);   // NaN: its row is computed again
         }
     wait_copies<0>();   // none may land in what follows
 
-    {   // Columns of warps merge first, and keep their shares where their own sums stood. The cluster merges those.
-    // Those that shared the keys merge a share of the head each: they keep that of their own sums, and get the others' for it.
-    constexpr int SHARE = D / 8 / WARPS_N;   // 8-wide pieces of a row
-    static_assert(D / 8 % WARPS_N == 0, "every one of them merges as much");
-    // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
-    constexpr int PIECES = TILES * 2 * (D / 8);   // pairs of accumulators a lane
-    float2* const partial = (float2*)(shared);   // [WARPS_N][WARPS_M][PIECES][32]
-    float2* const state = partial + WARPS_N * WARPS_M * PIECES * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
-    auto sums_of = [&](int w, int m, int h, int i) {
-        return partial[(((warp_n + w) % WARPS_N * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
-    };
-    auto state_of = [&](int w, int m, int h) { return state[((warp_n + w) % WARPS_N * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4]; };
-    __syncthreads();
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            if (lane % 4 == 0) state[(warp_n * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4] = make_float2(running.top[m][h], sum[m][h]);
-            #pragma unroll
-            for (int d = 0; d < D / 8; ++d)
-                if (d / SHARE != warp_n)
-                    partial[((warp_n * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
-        }
-    __syncthreads();
-    float factor[TILES][2][WARPS_N];   // of what was kept, then of what was sent
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float2 of[WARPS_N];
-            of[0] = make_float2(running.top[m][h], sum[m][h]);
-            float top = of[0].x;
-            sum[m][h] = 0.f;
-            #pragma unroll
-            for (int w = 1; w < WARPS_N; ++w) {
-                of[w] = state_of(w, m, h);
-                top = fmaxf(top, of[w].x);
-            }
-            #pragma unroll
-            for (int w = 0; w < WARPS_N; ++w) {
-                factor[m][h][w] = exp2_fast((of[w].x - (top == NONE ? 0.f : top)) * slope);
-                sum[m][h] = fmaf(of[w].y, factor[m][h][w], sum[m][h]);
-            }
-            running.top[m][h] = top;
-        }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h)
-            #pragma unroll
-            for (int i = 0; i < SHARE; ++i) {
-                float2 total = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
-                #pragma unroll
-                for (int w = 1; w < WARPS_N; ++w)
-                    if (warp_n == w) total = make_float2(acc[m][w * SHARE + i][2 * h], acc[m][w * SHARE + i][2 * h + 1]);
-                total.x *= factor[m][h][0];
-                total.y *= factor[m][h][0];
-                #pragma unroll
-                for (int w = 1; w < WARPS_N; ++w) {
-                    const float2 x = sums_of(w, m, h, i);
-                    total.x = fmaf(x.x, factor[m][h][w], total.x);
-                    total.y = fmaf(x.y, factor[m][h][w], total.y);
-                }
-                acc[m][i][2 * h] = total.x;
-                acc[m][i][2 * h + 1] = total.y;
-            }
-    }
-    // Each block of the cluster merges a share of what a warp has kept, or one piece of it, where only the first blocks get one.
-    constexpr int HELD = D / 8 / WARPS_N, SHARE = HELD < SPLIT ? 1 : HELD / SPLIT;   // 8-wide pieces of a row
-    static_assert(HELD % SPLIT == 0 || SPLIT % HELD == 0, "none merges a part of a share");
-    // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
-    constexpr int PIECES = TILES * 2 * SHARE;   // pairs of accumulators a lane
-    // Others may send before the columns here have merged: what they send has memory of its own.
-    constexpr int TILES_END = BM * Rows::PITCH + (K_STAGES + V_STAGES) * TILE_BYTES, MERGED = WARPS_N * BM * (D + 2) * 4;
-    constexpr int SENT_AT = TILES_END > MERGED ? TILES_END : MERGED;
-    float2* const sent = (float2*)(shared + SENT_AT);   // [SPLIT - 1][WARPS][PIECES][32]
-    float2* const state = sent + (SPLIT - 1) * WARPS * PIECES * 32;                                  // [SPLIT - 1][WARPS][ROWS]: maximum, sum
-    auto sums_of = [&](int w, int m, int h, int i) { return sent[(((w - 1) * WARPS + warp) * PIECES + (m * 2 + h) * SHARE + i) * 32 + lane]; };
-    auto state_of = [&](int w, int m, int h) { return state[((w - 1) * WARPS + warp) * ROWS + m * 16 + h * 8 + lane / 4]; };
-    // No index of a register may be unknown to the compiler.
-    auto piece = [&](int of, int m, int h, int i) {
-        float2 x = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
-        #pragma unroll
-        for (int w = 1; w < SPLIT; ++w)
-            if (of == w) x = make_float2(acc[m][w * SHARE + i][2 * h], acc[m][w * SHARE + i][2 * h + 1]);
-        return x;
-    };
-    cluster_wait();
-    #pragma unroll
-    for (int w = 0; w < SPLIT - 1; ++w) {   // slot i is for what comes from the block i + 1 places further on
-        const int to = (place.part + w + 1) % SPLIT, slot = (SPLIT - 2 - w) * WARPS + warp;
-        const unsigned sent_to = address_in_block(shared_address(sent + slot * PIECES * 32 + lane), to);
-        const unsigned state_to = address_in_block(shared_address(state + slot * ROWS + lane / 4), to);
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m)
-            #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                if (lane % 4 == 0) store_in_cluster(state_to + (m * 16 + h * 8) * 8, make_float2(running.top[m][h], sum[m][h]));
-                #pragma unroll
-                for (int i = 0; i < SHARE; ++i) store_in_cluster(sent_to + ((m * 2 + h) * SHARE + i) * 32 * 8, piece(to, m, h, i));
-            }
-    }
-    cluster_barrier();
-    float factor[TILES][2][SPLIT];   // of what was kept, then of what was sent
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float2 of[SPLIT];
-            of[0] = make_float2(running.top[m][h], sum[m][h]);
-            float top = of[0].x;
-            sum[m][h] = 0.f;
-            #pragma unroll
-            for (int w = 1; w < SPLIT; ++w) {
-                of[w] = state_of(w, m, h);
-                top = fmaxf(top, of[w].x);
-            }
-            #pragma unroll
-            for (int w = 0; w < SPLIT; ++w) {
-                factor[m][h][w] = exp2_fast((of[w].x - (top == NONE ? 0.f : top)) * slope);
-                sum[m][h] = fmaf(of[w].y, factor[m][h][w], sum[m][h]);
-            }
-            running.top[m][h] = top;
-        }
 
     // Rows that see no key are zero, not 0 / 0.
     float inverse[TILES][2];
@@ -521,26 +371,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
         }
     repeat = __any_sync(~0u, repeat);
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
+    char* const o_lane = o_rows + (own_row + lane / 4) * o_seq * 2 + lane % 4 * 16;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = own_row + m * 16 + h * 8 + lane / 4;
+        for (int h = 0; h < 2; ++h)
             #pragma unroll
-            for (int i = 0; i < SHARE; ++i) {
-                float2 total = piece(place.part, m, h, i);
-                total.x *= factor[m][h][0];
-                total.y *= factor[m][h][0];
+            for (int d = 0; d < D / 8; d += 4) {
+                unsigned packed[4];
                 #pragma unroll
-                for (int w = 1; w < SPLIT; ++w) {
-                    const float2 x = sums_of(w, m, h, i);
-                    total.x = fmaf(x.x, factor[m][h][w], total.x);
-                    total.y = fmaf(x.y, factor[m][h][w], total.y);
-                }
-                if (row < rows_end && place.part * SHARE < HELD)
-                    *(unsigned*)(o_rows + row * o_seq * 2 + (warp_n * HELD + place.part * SHARE + i) * 16 + lane % 4 * 4) = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
+                for (int i = 0; i < 4; ++i) packed[i] = T::pack(acc[m][d + i][2 * h] * inverse[m][h], acc[m][d + i][2 * h + 1] * inverse[m][h]);
+                store_16_if(own_row + m * 16 + h * 8 + lane / 4 < rows_end, o_lane + (m * 16 + h * 8) * o_seq * 2 + d * 16, own_chunk(packed, lane));
             }
-        }
 
     // Sums that are NaN are of NaN, or of huge scores, whose rows are computed once more: as much of them as was written here.
     if (repeat) {
@@ -556,13 +398,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
                            nullptr,
                            (unsigned short*)o + place.batch * o_batch + place.head * o_head + row * o_seq,
                            nullptr,
-                           CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len, k_seq, v_seq, mask_key, slope, (place.part * SHARE < HELD ? (warp_n * HELD + place.part * SHARE) * 8 : D), (place.part * SHARE < HELD ? (warp_n * HELD + place.part * SHARE) * 8 : D) + SHARE * 8);
+                           CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len, k_seq, v_seq, mask_key, slope, 0, D);
             }
     }
 }
 
-// For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it. The blocks of what would
-// be a cluster take rows in turn.
+// For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     const char* q, const char* k, const char* v, const char* attn_mask, char* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
@@ -572,7 +413,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     const int shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const int kv_head = kv_head_of(place.head, heads, kv_heads);
-    for (int row = place.row + place.part * WARPS + threadIdx.x / 32; row < place.row + BM && row < q_len; row += SPLIT * WARPS) {
+    for (int row = place.row + threadIdx.x / 32; row < place.row + BM && row < q_len; row += WARPS) {
         attend_row((const unsigned short*)q + place.batch * q_batch + place.head * q_head + row * q_seq,
                    (const unsigned short*)k + place.batch * k_batch + kv_head * k_head, (const unsigned short*)v + place.batch * v_batch + kv_head * v_head,
                    nullptr,
