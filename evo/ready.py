@@ -8,9 +8,9 @@
     python -m evo.ready.layernorm check      what every exported package can do
 
 What is shipped is a manifest and sources, compiled for a device when they are first used on it. A package is imported when
-something of it is first asked for; it takes its frontend and headers from the templates, and evo.runtime runs it. On a
-machine that none of its variants is for, its functions are PyTorch's, and its `explain` says so. Nothing of the search
-engine is imported.
+something of it is first asked for; it takes its function, by the statement in evo.problem's terms, and headers from the
+templates, and evo.runtime runs it. On a machine that none of its variants is for, its functions are PyTorch's, and its
+`explain` says so. Nothing that searches, measures or exports is imported.
 """
 
 import argparse
