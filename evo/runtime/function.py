@@ -189,6 +189,8 @@ def explain({positional}):
             if parameter.type == "int[]":
                 lines.append(f"{name} = tuple({name})")
         first = self._bound.first
+        for reason, text in self._bound.fits(of_tensors=False).items():
+            lines += [f"if not ({in_python(text)}):", f"    return {reason!r}"]
         lines += [f"_at = addresses({', '.join(self._bound.together)})", "if type(_at) is str:", "    return _at"]
         for name in function.apart:
             lines += [
@@ -201,7 +203,7 @@ def explain({positional}):
             ]
         sizes = [self._bound.size(d["name"]) for d in self._package.dimensions]
         lines += self._locals([*function.fits.values(), *sizes])
-        for reason, text in function.fits.items():
+        for reason, text in self._bound.fits(of_tensors=True).items():
             lines += [f"if not ({in_python(text)}):", f"    return {reason!r}"]
         lines += [
             f"if {first}.is_cuda:",

@@ -149,6 +149,8 @@ class _Writer:
     def _misfit(self) -> Iterator[str]:
         yield "// Why no variant can serve, whichever there are; null if one may. Gradients may be recorded."
         yield "const char* misfit(const Arguments& a) {"
+        for reason, text in self._bound.fits(of_tensors=False).items():
+            yield f"    if (!({in_cpp(text, self._read)})) return \"{reason}\";"
         together = ", ".join(f"a.{name}_" for name in self._bound.together)
         yield f"    if (const char* reason = unfit({{{together}}})) return reason;"
         for name in self._function.apart:
@@ -156,7 +158,7 @@ class _Writer:
             yield f"        return \"{name} is on another device\";"
             yield f"    if (a.{name}_)"
             yield f"        if (const char* reason = unfit({{a.{name}_}})) return reason;"
-        for reason, text in self._function.fits.items():
+        for reason, text in self._bound.fits(of_tensors=True).items():
             yield f"    if (!({in_cpp(text, self._read)})) return \"{reason}\";"
         yield "    return nullptr;\n}\n"
 

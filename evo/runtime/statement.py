@@ -31,7 +31,7 @@ class Function:
     sizes: by dimension, an expression. options: likewise, by option; one that is left out is whether the argument of its
     optional input is there, or the kernel's default.
     fits: by a reason, an expression that is true for calls which a variant may serve. A call is left to PyTorch for the
-    first one that is not. Asked in this order, after the types of the arguments.
+    first one that is not: in this order, but those that look at no tensor first. Types of arguments are asked before.
     """
 
     signature: str
@@ -157,6 +157,11 @@ class Bound:
     def together(self) -> tuple[str, ...]:
         """Tensors that have the dtype of the first."""
         return tuple(name for name in self.function.given_tensors if name not in self.function.apart)
+
+    def fits(self, *, of_tensors: bool) -> Mapping[str, str]:
+        """The conditions that look at tensors, or those that do not, which cost less and are asked first."""
+        tensors = frozenset(self.function.given_tensors)
+        return {r: text for r, text in self.function.fits.items() if bool(tensors & {*names_in(text)}) is of_tensors}
 
     @cached_property
     def results(self) -> Mapping[str, str]:
