@@ -10,7 +10,7 @@ A source is rendered for the sizes that are compiled in. Where one of them stand
 else of its text, another number there is another size's source: byte for byte the one that would be rendered for that.
 Which sizes a genome is legal for and what a launch then needs is asked of the kernel's own space and plan, and listed, so
 that a package carries neither. Beside its variants it carries sources for whole ranges of sizes, for those that no
-variant's genome is legal for: the kernel describes them in formats.toml, tables [[module.general]].
+variant's genome is legal for: `general` in table [module] of formats.toml, and what all of these have in common, `every`.
 """
 
 from __future__ import annotations
@@ -364,9 +364,13 @@ def _general(
     for variant in variants:
         sample = kernel.workload(target.name, variant["workload"]["key"])
         samples.setdefault((sample.dtype, kernel.binding(target.name, sample).options), sample)
-    for row in all_tables(kernel).get("module", {}).get("general", []):
+    table = all_tables(kernel).get("module", {})
+    every = table.get("every", {})
+    for stated in table.get("general", []):
+        parameters = {**every.get("parameters", {}), **stated.get("parameters", {})}
+        row = {**every, **stated, "parameters": parameters}
         if missing := sorted({"target", "dtypes", "from", "to", "as_for"} - set(row)):
-            raise KernelError(f"kernel {kernel.name!r}: a table [[module.general]] of its formats.toml lacks {missing[0]!r}")
+            raise KernelError(f"kernel {kernel.name!r}: a source in [module] general of formats.toml lacks {missing[0]!r}")
         for sample in samples.values():
             if row["target"] == target.name and sample.dtype in row["dtypes"]:
                 workload = _with_size(sample, dimension.name, row["as_for"])
@@ -378,7 +382,7 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
     gives. Raises KernelError."""
     kernel, target, workload, name = bare.kernel, bare.target, bare.workload, bare.dimension.name
     first, last, step = row["from"], row["to"], row.get("step", 1)
-    where = f"kernel {kernel.name!r}, [[module.general]] for {name} from {first} to {last}"
+    where = f"kernel {kernel.name!r}, [module] general, for {name} from {first} to {last}"
     space = _space_of(kernel, target, workload, bare.arch)
     if space is None:
         raise KernelError(f"{where}: the kernel does not take {name}={row['as_for']}")

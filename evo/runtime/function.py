@@ -107,7 +107,7 @@ class _Launcher:
         m.NATIVE = Native(  # type: ignore[attr-defined]
             m.DISPATCH, function.name, vars(m)["_fake"], partial(_use, m), source=code, original=by_python
         )
-        m.patch = _patch_of(function, own, classes)  # type: ignore[attr-defined]
+        m.patch = _patch_of(m, function, classes)  # type: ignore[attr-defined]
         m.also_serve, m.build = partial(_also_serve, m), partial(_build, m)  # type: ignore[attr-defined]
         m.also_serve.__doc__, m.build.__doc__ = _also_serve.__doc__, _build.__doc__
         m.variants = m.DISPATCH.variants  # type: ignore[attr-defined]
@@ -413,14 +413,16 @@ def _also_serve(
     module.DISPATCH.also_serve(untuned=untuned, slower=slower, measure=measure)
 
 
-def _patch_of(function: Function, own: FunctionType, classes: Mapping[type, type]) -> Any:
-    functions = {function.name: own} if function.path.startswith("torch.nn.functional.") else {}
+def _patch_of(module: Any, function: Function, classes: Mapping[type, type]) -> Any:
+    def functions() -> dict[str, Any]:
+        return {function.name: getattr(module, function.name)} if function.path.startswith("torch.nn.functional.") else {}
+
     if not classes:
 
         def patch() -> shared.Patch:
             """Has the whole process use this in torch.nn.functional: until `undo` of what is returned, or to the end of the
             block that it opens."""
-            return shared.Patch(functions)
+            return shared.Patch(functions())
 
         return patch
 
@@ -430,7 +432,7 @@ def _patch_of(function: Function, own: FunctionType, classes: Mapping[type, type
         With a model: its modules of PyTorch's class become this package's. Without: the function in torch.nn.functional is
         ours, for the whole process.
         """
-        return shared.Patch(functions) if model is None else shared.Patch(model=model, classes=classes)
+        return shared.Patch(functions()) if model is None else shared.Patch(model=model, classes=classes)
 
     patch_model.__name__ = "patch"
     return patch_model
