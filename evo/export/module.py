@@ -35,7 +35,7 @@ from evo.export._package import build_package, plan_record, recipe, workload_rec
 from evo.problem.formats import all_tables
 from evo.problem.genome import Genome
 from evo.problem.kernel import FUNCTION_FILES, Dimension, Kernel, Workload
-from evo.problem.loading import load_kernel, template_root
+from evo.problem.loading import load_function, load_kernel, template_root
 from evo.problem.render import Source, render
 from evo.problem.space import Space
 from evo.runtime.manifest import MANIFEST, read_manifest
@@ -183,7 +183,7 @@ def _importable_package(*parts: ExportRequest) -> Contents:
 
 def _offered_by(kernel: Kernel) -> dict[str, bytes]:
     """What makes and judges the function that PyTorch code calls, files by name. Raises UsageError if the kernel has neither
-    a statement of it nor a frontend, KernelError for what cannot be read; neither is run."""
+    a statement of it nor a frontend, which is not run; KernelError for what cannot be read, or does not fit the kernel."""
     stated, frontend = (kernel.folder / file for file in FUNCTION_FILES)
     if frontend.is_file():
         if not re.search(r"^__all__ = ", frontend.read_text(encoding="utf-8"), re.MULTILINE):
@@ -192,7 +192,7 @@ def _offered_by(kernel: Kernel) -> dict[str, bytes]:
         for path in filter(Path.is_file, (frontend, kernel.folder / _NATIVE_FRONTEND)):
             found |= {path.name: path.read_bytes()} | _shared_by(kernel, path.read_text(encoding="utf-8"))
         return found
-    if not stated.is_file():
+    if load_function(kernel) is None:
         raise UsageError(
             f"kernel {kernel.name!r} has no {stated.name} in {kernel.folder}, the function that PyTorch code would call:"
             " write one like that of a kernel which evo new NAME makes, or export a record of it with --format t4"

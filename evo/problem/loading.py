@@ -18,6 +18,7 @@ from types import CodeType, ModuleType
 from evo.errors import EvoError, KernelError, UnknownNameError, UsageError
 from evo.problem.kernel import FUNCTION_FILES, Kernel
 from evo.problem.stated import check_statement, told
+from evo.runtime.statement import Bound, Function
 
 UNFILLED = "# FILL IN: "
 """In a kernel.py that `evo new` has written, before what only its user knows."""
@@ -198,7 +199,7 @@ def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
     if missing := unfilled(path):
         places = "; ".join(f"line {line}, {what}" for line, what in missing)
         raise KernelError(f"{path} is not complete: {places} (write each, and delete its comment {UNFILLED.strip()!r})")
-    package = f"{_PACKAGE}{folder.name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    package = _package_of(folder)
     before = {name: sys.modules.pop(name) for name in [*sys.modules] if _is_of(folder, package, name)}
     importlib.invalidate_caches()
     loader, within = _FromSource(package, str(path)), [str(folder), str(template_root())]
@@ -226,6 +227,33 @@ def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
     object.__setattr__(kernel, "digest", digest_of(files))
     check_statement(kernel)
     return kernel
+
+
+def load_function(kernel: Kernel) -> Function | None:
+    """The `FUNCTION` of function.py beside a kernel.py; None if there is none. Raises KernelError for one that fails or does
+    not fit the kernel."""
+    path = kernel.folder / FUNCTION_FILES[0]
+    if not path.is_file():
+        return None
+    loader = _FromSource(f"{_package_of(kernel.folder)}.{path.stem}", str(path))
+    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise told(kernel.folder, "fails on import:", error) from error
+    function = getattr(module, "FUNCTION", None)
+    if not isinstance(function, Function):
+        raise KernelError(f"{path} must define FUNCTION = evo.problem.function.Function(...)")
+    if fault := next(Bound(function, kernel).faults(), ""):
+        raise KernelError(f"{path}: {fault}")
+    return function
+
+
+def _package_of(folder: Path) -> str:
+    """The private name by which a kernel's folder is imported."""
+    return f"{_PACKAGE}{folder.name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
 
 
 def _is_of(folder: Path, package: str, name: str) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .expression import Parameter, names_in
+from .expression import CodeError, Parameter, in_cpp, names_in
 
 _TYPES = ("Tensor", "int", "int[]", "float", "bool", "ScalarType")
 _PARAMETER = re.compile(r"(?P<type>\w+(\[\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
@@ -147,6 +147,36 @@ class Bound:
 
     function: Function
     kernel: Any
+
+    def faults(self) -> Iterator[str]:
+        """What in the statement does not fit the kernel, a sentence each."""
+        kernel, function = self.kernel, self.function
+        inputs = {a.name: a for a in kernel.arguments if a.kind == "input"}
+        outputs = {a.name: a for a in kernel.arguments if a.kind == "output"}
+        dimensions, options = {d.name for d in kernel.dimensions}, {*kernel.options}
+        for what, named, known, kind in (
+            ("tensors", function.tensors, inputs, "input"),
+            ("results", function.results, outputs, "output"),
+            ("sizes", function.sizes, dimensions, "dimension"),
+            ("options", function.options, options, "option"),
+        ):
+            yield from (f"`{what}` names {name!r}, which is no {kind} of the kernel" for name in sorted({*named} - {*known}))
+        needed = {"tensors": (n for n, a in inputs.items() if not a.optional and n not in function.tensors)}
+        needed["sizes"] = (name for name in sorted(dimensions - {*function.sizes}))
+        needed["results"] = (n for n, a in outputs.items() if not a.optional and n not in self.results)
+        yield from (f"`{what}` says nothing of the kernel's {name!r}" for what, names in needed.items() for name in names)
+        for name, p in function.parameters.items():
+            is_told = p.default is not None or name in {*function.call, *dimensions, *options}
+            if p.type != "Tensor" and not is_told:
+                yield f"`call` says nothing of argument {name!r}, by which a problem of the kernel becomes a call"
+        stated = function.signature.rpartition("->")[2].count("Tensor")
+        if stated != len(self.results):
+            yield f"the signature has {stated} results, and `results` {len(self.results)}: {', '.join(self.results)}"
+        for text in (*function.sizes.values(), *function.options.values(), *function.fits.values()):
+            try:
+                in_cpp(text, function.parameters)
+            except CodeError as error:
+                yield f"in the expression {text!r} {error}"
 
     @property
     def first(self) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from evo.errors import KernelError
 from evo.export import find_exporter
 from evo.problem.function import Function
 from evo.runtime.expression import CodeError, Parameter, in_cpp, in_python
@@ -218,3 +220,28 @@ def test_its_check_is_the_kernels_own_cases_and_all_are_right(module: ModuleType
     verdicts = list(trial.verdicts(module.frontend, 0, 3, 4))
     assert [v for v in verdicts if v.reason] == []
     assert sum(v.on_variant for v in verdicts) >= 15
+
+
+FAULTS = {
+    "`tensors` names 'z', which is no input of the kernel": ('tensors={"x": "a"', 'tensors={"z": "a"'),
+    "`sizes` says nothing of the kernel's 'cols'": ('"cols": "a.shape[-1]"', ""),
+    "the signature has 1 results, and `results` 2": ("(Tensor, Tensor)", "Tensor"),
+    "has no translation to C++": ("not device", "a.storage() != 0"),
+    "fails on import: ValueError: `fits` has for": ("not device", "not divice"),
+    "must define FUNCTION": ("FUNCTION =", "FUNCTIONS ="),
+}
+
+
+@pytest.mark.parametrize("said", FAULTS)
+def test_a_statement_that_does_not_fit_its_kernel_is_refused_when_it_is_exported(said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "scaled"
+    folder.mkdir()
+    old, new = FAULTS[said]
+    for name, text in {"kernel.py": KERNEL, "function.py": FUNCTION.replace(old, new), "cpu.cpp.j2": SOURCE}.items():
+        (folder / name).write_text(text)
+    made = request_for("cpu", "native", tmp_path / "out", "rows=64,cols=96,dtype=float32", kernel=str(folder))
+    with pytest.raises(KernelError) as raised:
+        find_exporter("module").export(made)
+    assert said in str(raised.value)
+    assert "function.py" in str(raised.value)
+    assert not (tmp_path / "out").exists()
