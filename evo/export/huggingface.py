@@ -16,7 +16,9 @@ from evo.export import Contents, Exporter, ExportRequest, sha256_of, with_manife
 from evo.export.module import make_package
 from evo.problem.formats import fill, format_table, values_of
 from evo.problem.kernel import Kernel
-from evo.problem.loading import load_kernel
+from evo.problem.loading import load_function, load_kernel
+from evo.runtime.expression import names_in
+from evo.runtime.statement import Function
 
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 """What kernels accepts as the name of a kernel."""
@@ -26,7 +28,8 @@ def _contents(request: ExportRequest) -> Contents:
     """Raises UsageError for a kernel without layers or a name that `kernels` does not take, and what `make_package`
     raises."""
     kernel = load_kernel(request.kernel)
-    table = format_table(kernel, "huggingface")
+    function = load_function(kernel)
+    table = _layers_of(function) if function is not None else format_table(kernel, "huggingface")
     folder_name = request.out.absolute().name
     name = folder_name.lower().replace("_", "-")
     if not _NAME.fullmatch(name):
@@ -43,6 +46,27 @@ def _contents(request: ExportRequest) -> Contents:
     files = {f"build/torch-{request.target}/{n}": data for n, data in variant.items()}
     files[f"build/torch-{request.target}/metadata.json"] = f"{metadata}\n".encode()
     return manifest, files | {"README.md": _card(kernel, name, request, table["layer"]).encode()}
+
+
+def _layers_of(function: Function) -> dict[str, str]:
+    """What table [huggingface] of formats.toml has, as it follows from a statement: a layer for each of its modules, else
+    one for the function itself, which `kernels` puts in the place of a function."""
+    heads = [f"{p.name}={p.default}" if p.default is not None else p.name for p in function.parameters.values()]
+    first = next((i for i, p in enumerate(function.parameters.values()) if p.keyword), len(heads))
+    heads[first:first] = ["*"] * (first < len(heads))
+    passed = ", ".join(f"{n}={n}" if p.keyword else n for n, p in function.parameters.items())
+    own = "".join(word.capitalize() for word in function.name.split("_"))
+    layers = {own: (", ".join(heads), f"{function.name}({passed})")}
+    if function.modules:
+        given = ((name, call, names_in(call)) for name, (_, call) in function.modules.items())
+        layers = {name: (", ".join(n for n in used if n in function.parameters), call) for name, call, used in given}
+    text = "".join(
+        f"\n\nclass {name}(nn.Module):\n    can_torch_compile = True\n    has_backward = True\n\n"
+        f"    def forward(self, {arguments}):\n        return {call}\n"
+        for name, (arguments, call) in layers.items()
+    )
+    introduction = '"""Layers for `kernels` and its kernelize, without state of their own."""\n\nfrom torch import nn\n'
+    return {"layer": next(iter(layers)), "layers": f"{introduction}\nfrom .{{{{ package }}}} import {function.name}\n{text}"}
 
 
 def _advice(out: Path) -> list[str]:
