@@ -320,6 +320,8 @@ class Kernel:
         for name, (stated, given) in before.items():
             if getattr(self, name) is given:
                 object.__setattr__(self, name, stated)
+        for name in ("title", "entry"):  # a text that is given anew may be the one that stood there; sources have the entry
+            object.__setattr__(self, name, getattr(self, name) or self.name)
         for name, value in self._derived():
             self.stand_in(name, value)
         for fault in self._faults():
@@ -346,10 +348,8 @@ class Kernel:
         """What is derived where it is left out, by field, each from those before."""
         from evo.problem import derived
 
-        yield "title", self.title or self.name
         if self.data is DATA and self.inputs is _left_out and any(a.dtype in INTEGER_BYTES for a in self.outputs()):
             yield "data", (*DATA, "repeated")
-        yield "entry", self.entry or self.name
         fixed = {target: self.compile_time_dims.get(target, ()) for target in self.dtypes}
         yield "compile_time_dims", fixed
         if not self.dimensions:

@@ -230,7 +230,7 @@ def test_what_is_derived_follows_a_kernel_that_is_replaced(tmp_path: Path) -> No
         fields = {"data": ("normal", "huge"), "reference": lambda inputs, workload: {"y": inputs["x"] * 5}}
         other = replace(kernel, name="other", **fields)  # type: ignore[arg-type]
         assert {case.data for case in other.cases("cpu", workload)} == {"normal", "huge"}
-        assert (other.title, other.entry) == ("other", "other")
+        assert (other.title, other.entry) == ("scaled", "scaled")
         ones = {"x": torch.ones(300, 1000), "bias": None}
         assert other.baselines[0].call(ones, workload)["y"].max() == 5  # type: ignore[index]
         whole = replace(kernel, options={"bias": True, "eps": 1e-6, "steps": 3})
