@@ -44,7 +44,8 @@ class Judge:
         repair = import_module(type(self._kernel).__module__.rpartition(".")[0] + ".repair")  # of the engine, or its copy
         dtype = self._package.variants[0].dtype
         found = repair.repaired(self._kernel, self._workload(sizes, getattr(torch, dtype)), pinned=(), about=())
-        return dict(sizes) if found is None else {**sizes, **dict(found.dims)}
+        right = dict(sizes) if found is None else {**sizes, **dict(found.dims)}
+        return {**right, **{name: eval(text, dict(right)) for name, text in self._function.served.items()}}
 
     def cases(
         self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device, seed: int

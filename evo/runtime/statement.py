@@ -60,6 +60,9 @@ class Function:
     call: Mapping[str, str] = field(default_factory=dict)
     """By argument that is no tensor, an expression over the kernel's dimensions and options: for a problem of the kernel the
     call that is it. Left out: an option of the argument's name, else the default."""
+    served: Mapping[str, str] = field(default_factory=dict)
+    """By dimension, in Python over the kernel's dimensions and options, the size that calls have which `fits` lets through,
+    where it restricts sizes to each other more than the kernel does."""
     timed: Mapping[str, Any] = field(default_factory=dict)
     """Options of the problems by which variants are timed, where these are not the kernel's defaults."""
     modules: Mapping[str, tuple[str, str]] = field(default_factory=dict)

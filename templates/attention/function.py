@@ -64,6 +64,7 @@ FUNCTION = Function(
         ),
     },
     call={"is_causal": "causal", "scale": "scale or None", "enable_gqa": "heads != kv_heads", "dropout_p": "0.0"},
+    served={"kv_len": "q_len if causal else kv_len"},
     timed={"mask_axes": "qk"},  # a number for each head would take more memory than the calls that masks are made for
     data_decide=("attn_mask",),
 )
