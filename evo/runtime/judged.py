@@ -42,8 +42,9 @@ class Judge:
     def served_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The sizes, changed into such as the kernel takes where they restrict each other."""
         repair = import_module(type(self._kernel).__module__.rpartition(".")[0] + ".repair")  # of the engine, or its copy
-        dtype = self._package.variants[0].dtype
-        found = repair.repaired(self._kernel, self._workload(sizes, getattr(torch, dtype)), pinned=(), about=())
+        compiled_in = {name for v in self._package.variants for name in v.fixed}
+        workload = self._workload(sizes, getattr(torch, self._package.variants[0].dtype))
+        found = repair.repaired(self._kernel, workload, pinned=compiled_in, about=())
         right = dict(sizes) if found is None else {**sizes, **dict(found.dims)}
         return {**right, **{name: eval(text, dict(right)) for name, text in self._function.served.items()}}
 
