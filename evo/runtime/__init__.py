@@ -1,7 +1,8 @@
 """Dispatches and launches kernels that were exported or shipped: PyTorch and the standard library are all it needs.
 
 `evo export` copies this folder into every package it writes, so imports in it are relative. The engine uses single files of
-it. A kernel's frontend.py, the function with PyTorch's signature, is written against these names:
+it. A kernel's function is stated (statement.py), and its frontend made of that (function.py). One that cannot be stated is
+written by hand, frontend.py, against these names:
 
     DISPATCH = Dispatch(PACKAGE, module)      the variants of a package; module: the frontend itself
     found = DISPATCH[device, dtype, *sizes]   device: index of the GPU, -1 for the CPU; dtype: torch's; sizes: in the order
