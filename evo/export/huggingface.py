@@ -17,7 +17,6 @@ from evo.export.module import make_package
 from evo.problem.formats import fill, format_table, values_of
 from evo.problem.kernel import Kernel
 from evo.problem.loading import load_function, load_kernel
-from evo.runtime.expression import names_in
 from evo.runtime.statement import Function
 
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
@@ -51,15 +50,8 @@ def _contents(request: ExportRequest) -> Contents:
 def _layers_of(function: Function) -> dict[str, str]:
     """What table [huggingface] of formats.toml has, as it follows from a statement: a layer for each of its modules, else
     one for the function itself, which `kernels` puts in the place of a function."""
-    heads = [f"{p.name}={p.default}" if p.default is not None else p.name for p in function.parameters.values()]
-    first = next((i for i, p in enumerate(function.parameters.values()) if p.keyword), len(heads))
-    heads[first:first] = ["*"] * (first < len(heads))
-    passed = ", ".join(f"{n}={n}" if p.keyword else n for n, p in function.parameters.items())
     own = "".join(word.capitalize() for word in function.name.split("_"))
-    layers = {own: (", ".join(heads), f"{function.name}({passed})")}
-    if function.modules:
-        given = ((name, call, names_in(call)) for name, (_, call) in function.modules.items())
-        layers = {name: (", ".join(n for n in used if n in function.parameters), call) for name, call, used in given}
+    layers = function.forwards or {own: (function.declared, f"{function.name}({function.passed})")}
     text = "".join(
         f"\n\nclass {name}(nn.Module):\n    can_torch_compile = True\n    has_backward = True\n\n"
         f"    def forward(self, {arguments}):\n        return {call}\n"

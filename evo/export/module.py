@@ -456,7 +456,7 @@ def _as_ranges(launches: Mapping[int, Mapping[str, Any]], own: Mapping[str, Any]
 
 
 def _growth(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, int] | None:
-    """By how much numbers in a launch are larger than in another; None where they differ otherwise."""
+    """Growth of the numbers in a launch over those in another; None where the two differ otherwise."""
     growth = {n: v - one[n] for n, v in other.items() if v != one.get(n) and type(v) is type(one.get(n)) is int}
     grown = {**one, **{name: one[name] + more for name, more in growth.items()}}
     return growth if grown == other and all(more > 0 for more in growth.values()) else None

@@ -311,7 +311,7 @@ class Kernel:
     digest: str = field(default="", compare=False)
     """The sha256 over the files that it was loaded from (`evo.problem.loading.kernel_files`)."""
     instead: Mapping[str, tuple[object, object]] = field(default_factory=dict, compare=False, repr=False)
-    """By field whose statement something stands in for (`stand_in`): the statement, and that. `dataclasses.replace` hands
+    """Statements that something stands in for (`stand_in`), by field, each with that. `dataclasses.replace` hands
     it on, so that the new kernel goes by the statement where a field is not given anew."""
 
     def __post_init__(self) -> None:

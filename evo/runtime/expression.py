@@ -12,7 +12,7 @@ PyTorch is at least of that version; `backend(name)`, whether PyTorch may use th
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 _BACKENDS = {"math": "Math", "flash": "Flash", "efficient": "MemEfficient", "cudnn": "CuDNN"}
@@ -20,6 +20,15 @@ _OPERATORS: Mapping[type[ast.AST], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/", ast.Mod: "%", ast.Eq: "==", ast.NotEq: "!=",
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.And: "&&", ast.Or: "||",
 }  # fmt: skip
+WRONG_TYPE = {
+    "Tensor": "{0} is not a tensor",
+    "int": "{0} is not an int",
+    "int[]": "{0} is not a tuple or list of sizes",
+    "float": "{0} is not a number",
+    "bool": "{0} is not a bool",
+    "ScalarType": "{0} is not a dtype",
+}
+"""The reason for which a call is left to PyTorch whose argument is of another type, by that of the signature."""
 DTYPES = {
     "float16": "at::kHalf", "bfloat16": "at::kBFloat16", "float32": "at::kFloat", "float64": "at::kDouble",
     "bool": "at::kBool", "uint8": "at::kByte", "int8": "at::kChar", "int16": "at::kShort", "int32": "at::kInt",
@@ -60,6 +69,24 @@ def shapes_in(text: str) -> list[str]:
 def strides_in(text: str) -> list[str]:
     """Tensors whose strides an expression looks at, each once."""
     return list(_looked_at(text, ("stride",)))
+
+
+def locals_of(texts: Iterable[str]) -> Iterator[str]:
+    """Lines of Python that set the variables in which `in_python` expects shapes and strides."""
+    known = list(texts)
+    for name in dict.fromkeys(name for text in known for name in shapes_in(text)):
+        yield f"{name}_shape = () if {name} is None else {name}.shape"
+    for name in dict.fromkeys(name for text in known for name in strides_in(text)):
+        yield f"{name}_stride = () if {name} is None else {name}.stride()"
+
+
+def operator_call(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """The name of PyTorch's operator in a call such as "aten.softmax(input, dim=dim)", and what it is given: keywords, empty
+    where the place says it, with values."""
+    name, _, inner = text.partition("(")
+    parts = (part.partition("=") for part in inner.rstrip(")").split(","))
+    given = [(first.strip(), value.strip()) if equals else ("", first.strip()) for first, equals, value in parts]
+    return name.strip().removeprefix("aten."), given
 
 
 def _looked_at(text: str, attributes: tuple[str, ...]) -> Iterator[str]:

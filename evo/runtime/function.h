@@ -1,7 +1,6 @@
 // A function as Python and PyTorch's dispatcher call it: what of the native launcher is the same for all that are stated.
 //
-// native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands; APART,
-// ARGUMENTS, RESULTS, HAS_FORMULA, HAS_OPERATOR, AUTOCAST_CASTS, NAME, SCHEMA and Signature. Behind it, declared here: read,
+// native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands; ARGUMENTS, RESULTS, HAS_FORMULA, HAS_OPERATOR, AUTOCAST_CASTS, NAME, SCHEMA and Signature. Behind it, declared here: read,
 // misfit, problem_of, run, originals, is_complete, as_promised, formula and dispatched; and add_kernels of native.h.
 //
 // A call has the same result whether or not it records gradients. These are PyTorch's derivative of its own function, which

@@ -21,7 +21,7 @@ import torch
 
 from . import frontend as shared
 from .dispatch import Dispatch
-from .expression import Parameter, in_python, names_in, shapes_in, strides_in
+from .expression import WRONG_TYPE, Parameter, in_python, locals_of, strides_in
 from .judged import Judge
 from .native import ALL, NONE, Native
 from .native_code import native_code
@@ -29,14 +29,6 @@ from .package import Package
 from .statement import Bound, Function
 
 _ALWAYS = ("also_serve", "build", "explain", "patch", "variants")
-_WORDS = {
-    "int": "{0} is not an int",
-    "float": "{0} is not a number",
-    "bool": "{0} is not a bool",
-    "ScalarType": "{0} is not a dtype",
-    "int[]": "{0} is not a tuple or list of sizes",
-    "Tensor": "{0} is not a tensor",
-}
 _WRONG = {
     "int": "type({0}) is not int",
     "float": "type({0}) not in _NUMBERS",
@@ -117,11 +109,10 @@ class _Launcher:
 
     def _parts(self) -> Iterator[str]:
         function = self._function
-        heads = ", ".join(self._head(p) for p in self._with_star())
         names, looked = ", ".join(self._parameters), ", ".join(function.looked_at)
         original = f"ORIGINAL({', '.join(self._passed())})"
         yield f"""\
-def {function.name}({heads}):
+def {function.name}({function.declared}):
     if _is_compiling():
         _found = _compiled({names})
     elif _call is not None:
@@ -132,7 +123,7 @@ def {function.name}({heads}):
         positional = ", ".join(self._head(p) for p in self._parameters.values())
         yield f"""\
 def SUBJECT({positional}):
-    return {function.name}({", ".join(f"{n}={n}" if p.keyword else n for n, p in self._parameters.items())})"""
+    return {function.name}({function.passed})"""
         yield f"""\
 def _original({positional}):
     return {original}"""
@@ -154,23 +145,11 @@ def explain({positional}):
         yield self._served(positional, names)
         yield self._record(names)
         yield self._compiled(names)
-        for name, (_, call) in function.modules.items():
-            given = [n for n in names_in(call) if n in self._parameters]
-            yield f"def _forward_{name}(self, {', '.join(given)}):\n    return {call}"
-
-    def _with_star(self) -> Iterator[Parameter | None]:
-        """The parameters; None stands for the star before those that are given by name alone."""
-        before = False
-        for parameter in self._parameters.values():
-            if parameter.keyword and not before:
-                before = True
-                yield None
-            yield parameter
+        for name, (given, call) in function.forwards.items():
+            yield f"def _forward_{name}(self, {given}):\n    return {call}"
 
     @staticmethod
-    def _head(parameter: Parameter | None) -> str:
-        if parameter is None:
-            return "*"
+    def _head(parameter: Parameter) -> str:
         return parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
 
     def _passed(self) -> Iterator[str]:
@@ -185,7 +164,7 @@ def explain({positional}):
             parameter = self._parameters[name]
             given = f"{name} is not None and " if parameter.optional else ""
             wrong = _WRONG[parameter.type].format(name)
-            lines += [f"if {given}({wrong}):", f"    return {_WORDS[parameter.type].format(name)!r}"]
+            lines += [f"if {given}({wrong}):", f"    return {WRONG_TYPE[parameter.type].format(name)!r}"]
             if parameter.type == "int[]":
                 lines.append(f"{name} = tuple({name})")
         first = self._bound.first
@@ -202,7 +181,7 @@ def explain({positional}):
                 "_at += _of",
             ]
         sizes = [self._bound.size(d["name"]) for d in self._package.dimensions]
-        lines += self._locals([*function.fits.values(), *sizes])
+        lines += locals_of([*function.fits.values(), *sizes])
         for reason, text in self._bound.fits(of_tensors=True).items():
             lines += [f"if not ({in_python(text)}):", f"    return {reason!r}"]
         lines += [
@@ -216,13 +195,6 @@ def explain({positional}):
         lines += [f"_chosen = _table[(_device, {first}.dtype, {', '.join(map(in_python, sizes))})]"]
         lines += ["return _chosen if type(_chosen) is str else (_chosen, _at)"]
         return f"def _choose(_table, {positional}):\n" + "\n".join(f"    {line}" for line in lines)
-
-    @staticmethod
-    def _locals(texts: list[str]) -> Iterator[str]:
-        for name in dict.fromkeys(name for text in texts for name in shapes_in(text)):
-            yield f"{name}_shape = () if {name} is None else {name}.shape"
-        for name in dict.fromkeys(name for text in texts for name in strides_in(text)):
-            yield f"{name}_stride = () if {name} is None else {name}.stride()"
 
     def _served(self, positional: str, names: str) -> str:
         """The result, launched from Python; None where PyTorch is to do it."""
@@ -243,7 +215,7 @@ def explain({positional}):
                 lines += [f"    at_{name} = {name}.data_ptr()"]
         numbers = [bound.number(a.name) for a in arguments if a.kind == "scalar" and a.name in self._kernel.options]
         shapes = [text for text in bound.results.values() if text not in self._parameters]
-        lines += self._locals([*numbers, *function.expanded.values(), *shapes])
+        lines += locals_of([*numbers, *function.expanded.values(), *shapes])
         for output, form in bound.results.items():
             lines.append(f"{output}_ = {self._made(next(a for a in arguments if a.name == output), form)}")
         if any(a.kind == "workspace" for a in arguments):
@@ -323,7 +295,7 @@ def explain({positional}):
         fixed = sorted({name for v in self._package.variants for name in v.fixed})
         sizes = {name: self._bound.size(name) for name in fixed}
         lines = ["if not _in_graphs or NATIVE.operator is None:", "    return None"]
-        lines += self._locals([*asked, *sizes.values()])
+        lines += locals_of([*asked, *sizes.values()])
         if not function.gradient:
             recorded = " or ".join(f"({n} is not None and {n}.requires_grad)" for n in function.given_tensors)
             lines += [f"if not _recording and torch.is_grad_enabled() and ({recorded}):", "    return None"]

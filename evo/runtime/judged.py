@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .expression import in_python, shapes_in, strides_in
+from .expression import in_python, locals_of
 from .package import Package
 from .statement import Bound, Function
 
 _MOST_ELEMENTS = 1 << 24
-"""Of a case's largest tensor."""
+"""Largest number of elements that a tensor of a case may have."""
 
 
 class Judge:
@@ -180,10 +180,7 @@ def _evaluator(function: Function) -> Callable[[tuple[Any, ...]], tuple[dict[str
 
 def _compiled(function: Function, texts: Mapping[str, str]) -> Callable[..., dict[str, Any]]:
     """A function of the arguments that gives the values of expressions, by name."""
-    names = dict.fromkeys(name for text in texts.values() for name in shapes_in(text))
-    strided = dict.fromkeys(name for text in texts.values() for name in strides_in(text))
-    lines = [f"    {n}_shape = () if {n} is None else tuple({n}.shape)" for n in names]
-    lines += [f"    {n}_stride = () if {n} is None else {n}.stride()" for n in strided]
+    lines = [f"    {line}" for line in locals_of(texts.values())]
     made = ", ".join(f"{key!r}: {in_python(text)}" for key, text in texts.items())
     code = "\n".join([f"def found({', '.join(function.parameters)}):", *lines, f"    return {{{made}}}"])
     space: dict[str, Any] = {"torch": torch, "prod": prod}

@@ -255,7 +255,7 @@ class LaunchPlan:
         return x * self.cluster, y, z
 
     def most_blocks(self, multiprocessors: int) -> int | None:
-        """Of a persistent grid, in clusters."""
+        """Most clusters that a persistent grid has; None for a grid that is not."""
         if self.blocks_per_multiprocessor is None:
             return self.blocks
         return max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster)
@@ -271,7 +271,7 @@ def launchable(grid: Sequence[int]) -> bool:
 
 
 def sizes_in(listed: Mapping[str, Any]) -> range:
-    """Of a record's `jit`, one of the ranges of sizes that its source is right for."""
+    """One of the ranges of sizes, in a record's `jit`, that its source is right for."""
     return range(listed["first"], listed.get("last", listed["first"]) + 1, listed.get("step", 1))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .expression import DTYPES, Parameter, in_cpp
+from .expression import DTYPES, WRONG_TYPE, Parameter, in_cpp, operator_call
 from .package import Package
 from .statement import Bound
 
@@ -44,15 +44,14 @@ class _Writer:
         """Whether PyTorch's operator takes None, by argument of the function; None without an operator."""
         if not self._function.operator:
             return None
-        name = self._function.operator.partition("(")[0].removeprefix("aten.")
-        passed = [part.strip().partition("=") for part in self._function.operator.partition("(")[2].rstrip(")").split(",")]
-        names = [value.strip() or first.strip() for first, _, value in passed]
+        name, passed = operator_call(self._function.operator)
+        names = [value for _, value in passed]
         packet = getattr(torch.ops.aten, name)
         for overload in (getattr(packet, one)._schema for one in packet.overloads()):
             by_name = {a.name: str(a.type) for a in overload.arguments}
             types = [
-                by_name.get(first.strip()) if value else str(a.type)
-                for (first, _, value), a in zip(passed, overload.arguments, strict=False)
+                by_name.get(keyword) if keyword else str(a.type)
+                for (keyword, _), a in zip(passed, overload.arguments, strict=False)
             ]
             own = [self._function.parameters[n].type if n in self._function.parameters else "" for n in names]
             if len(types) == len(names) and all(_alike(one, t) for one, t in zip(own, types, strict=True)):
@@ -81,7 +80,7 @@ class _Writer:
     def _headers(self) -> Iterator[str]:
         for text in (self._function.operator, self._function.gradient):
             if text:
-                yield text.partition("(")[0].removeprefix("aten.")
+                yield operator_call(text)[0]
         yield from ("empty", "empty_like")
 
     def _field(self, parameter: Parameter) -> str:
@@ -101,8 +100,6 @@ class _Writer:
         yield "    template <class Visit> void visit(Visit visit) {"
         yield from (f"        visit({name}_);" for name in others)
         yield "    }\n};"
-        apart = [f"a.{name}" for name in self._function.apart]
-        yield f"constexpr size_t APART = {len(apart)};  // of the tensors, the last ones may have another dtype"
         yield f"const Py_ssize_t ARGUMENTS = {len(self._read)};"
         yield f"constexpr size_t RESULTS = {len(self._results)};"
         yield f"const bool HAS_FORMULA = {str(bool(self._function.gradient)).lower()};"
@@ -136,14 +133,12 @@ class _Writer:
         yield "// The call in Python's arguments, or why they cannot be read as one. Does not look into the tensors."
         yield "const char* read(PyObject* const* args, Arguments& a) {"
         yield "    if (overridden()) return OVERRIDDEN;"
-        words = {"int": "an int", "float": "a number", "bool": "a bool", "ScalarType": "a dtype"}
         for i, (name, p) in enumerate(self._read.items()):
-            reason = f"{name} is not {words.get(p.type, 'a tuple or list of sizes')}"
             given = f"args[{i}] != Py_None && " if p.optional else ""
             if p.type == "Tensor":
                 yield f"    if ({given}!(a.{name}_ = plain_tensor(args[{i}]))) return NO_PLAIN_TENSOR;"
             else:
-                yield f"    if ({given}!read_as(args[{i}], a.{name}_)) return \"{reason}\";"
+                yield f"    if ({given}!read_as(args[{i}], a.{name}_)) return \"{WRONG_TYPE[p.type].format(name)}\";"
         yield "    return nullptr;\n}\n"
 
     def _misfit(self) -> Iterator[str]:
@@ -262,10 +257,9 @@ class _Writer:
 
     def _at(self, text: str) -> str:
         """A call of an operator, such as aten.softmax(input, dim)."""
-        name, _, inner = text.partition("(")
+        name, given = operator_call(text)
         values = []
-        for part in inner.rstrip(")").split(","):
-            value = part.partition("=")[2].strip() or part.strip()
+        for _, value in given:
             if value in ("gradient", "result"):
                 values.append(value)
             elif value in self._read:
@@ -277,7 +271,7 @@ class _Writer:
                     values.append(f"*a.{value}_" if p.optional and required else f"a.{value}_")
             else:
                 values.append(in_cpp(value, self._read))
-        return f"at::{name.strip().removeprefix('aten.')}({', '.join(values)})"
+        return f"at::{name}({', '.join(values)})"
 
     def _operator(self) -> Iterator[str]:
         heads = ", ".join(f"{self._operand_type(p)} {n}_" for n, p in self._operands.items())

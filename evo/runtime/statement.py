@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .expression import CodeError, Parameter, in_cpp, names_in
+from .expression import CodeError, Parameter, in_cpp, names_in, operator_call
 
 _TYPES = ("Tensor", "int", "int[]", "float", "bool", "ScalarType")
 _PARAMETER = re.compile(r"(?P<type>\w+(\[\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
@@ -41,8 +41,8 @@ class Function:
     options: Mapping[str, str] = field(default_factory=dict)
     fits: Mapping[str, str] = field(default_factory=dict)
     results: Mapping[str, str] = field(default_factory=dict)
-    """By output of the kernel, in the order of the function's results: the argument that the result has the form of, or an
-    expression of its shape. Left out: the outputs that are not optional, of the form of the first argument."""
+    """Form of each result, by output of the kernel, in the order of the function's results: the argument that has the same,
+    or an expression of its shape. Left out: the outputs that are not optional, of the form of the first argument."""
     operator: str = ""
     """PyTorch's operator, called with arguments of the function, such as "aten.softmax(input, dim)": what the native
     launcher calls and autograd differentiates. Left out: `original` itself, which is called by way of Python."""
@@ -55,21 +55,21 @@ class Function:
     apart: tuple[str, ...] = ()
     """Tensors whose dtype may be another than that of the first."""
     expanded: Mapping[str, str] = field(default_factory=dict)
-    """By argument, an expression of the shape to which it is expanded; strides that the entry point takes are then 0 along
+    """Shape to which an argument is expanded, an expression by argument; strides that the entry point takes are then 0 along
     axes that are broadcast."""
     call: Mapping[str, str] = field(default_factory=dict)
-    """By argument that is no tensor, an expression over the kernel's dimensions and options: for a problem of the kernel the
-    call that is it. Left out: an option of the argument's name, else the default."""
+    """Value of an argument that is no tensor, by argument, an expression over the kernel's dimensions and options: it makes
+    the call that is a problem of the kernel. Left out: an option of the argument's name, else the default."""
     served: Mapping[str, str] = field(default_factory=dict)
-    """By dimension, in Python over the kernel's dimensions and options, the size that calls have which `fits` lets through,
+    """Size that calls have which `fits` lets through, by dimension, in Python over the kernel's dimensions and options,
     where it restricts sizes to each other more than the kernel does."""
     timed: Mapping[str, Any] = field(default_factory=dict)
     """Options of the problems by which variants are timed, where these are not the kernel's defaults."""
     modules: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """By class, the class of PyTorch's that it is derived from and stands in for, and the call that is its forward, of
-    `self` and of arguments of the function: {"Softmax": ("torch.nn.Softmax", "softmax(input, self.dim)")}."""
+    """Modules by class: the class of PyTorch's that each is derived from and stands in for, and the call that is its
+    forward, of `self` and of arguments of the function: {"Softmax": ("torch.nn.Softmax", "softmax(input, self.dim)")}."""
     passes: Mapping[str, str] = field(default_factory=dict)
-    """By argument, in Python, what `original` is given in its place."""
+    """Value that `original` is given in the place of an argument, in Python, by argument."""
     data_decide: tuple[str, ...] = ()
     """Options that, where they are on, make the time depend on what tensors hold: such problems are raced wherever they
     were measured."""
@@ -124,6 +124,26 @@ class Function:
         return found
 
     @property
+    def declared(self) -> str:
+        """The parameters as Python declares them."""
+        found = list[str]()
+        for p in self.parameters.values():
+            found += ["*"] if p.keyword and "*" not in found else []
+            found.append(p.name if p.default is None else f"{p.name}={p.default}")
+        return ", ".join(found)
+
+    @property
+    def passed(self) -> str:
+        """The arguments as Python passes them on, for a call of the function within another one."""
+        return ", ".join(f"{name}={name}" if p.keyword else name for name, p in self.parameters.items())
+
+    @property
+    def forwards(self) -> Mapping[str, tuple[str, str]]:
+        """By class in `modules`, the arguments of its forward beside `self`, and the call that it makes."""
+        calls = {name: call for name, (_, call) in self.modules.items()}
+        return {name: (", ".join(n for n in names_in(call) if n in self.parameters), call) for name, call in calls.items()}
+
+    @property
     def given_tensors(self) -> tuple[str, ...]:
         """The tensors among the arguments, in order."""
         return tuple(p.name for p in self.parameters.values() if p.type == "Tensor")
@@ -140,8 +160,7 @@ class Function:
         """Arguments of the operator, as expressions: of PyTorch's where one is named, else all."""
         if not self.operator:
             return tuple(self.parameters)
-        _, _, inner = self.operator.partition("(")
-        return tuple(part.partition("=")[2].strip() or part.strip() for part in inner.rstrip(")").split(","))
+        return tuple(value for _, value in operator_call(self.operator)[1])
 
 
 @dataclass(frozen=True)
@@ -209,7 +228,7 @@ class Bound:
 
     @cached_property
     def inputs(self) -> Mapping[str, str]:
-        """By input that is handed over, the argument that it is, in the order of the entry point."""
+        """Arguments that are handed over, by the input that each is, in the order of the entry point."""
         names = (a.name for a in self.kernel.arguments if a.kind == "input")
         return {name: self.function.tensors[name] for name in names if name in self.function.tensors}
 
