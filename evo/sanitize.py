@@ -64,16 +64,16 @@ _TOOLS = {
         "initcheck": ("-O0",),
     },
 }
-"""By target and tool the options: compute-sanitizer's, or the compiler's."""
+"""Options of compute-sanitizer or of the compiler, by target and tool."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What one tool found.
+    """Findings of one tool.
 
     errors: the tool's own count, if it has one. messages: one line for each finding. wrong: cases whose output the gate
-    refuses. unfinished: why a process ended before it had made all calls, without a finding of the tool: the fault may be
-    the tool's or the machine's. It counts as an error, too. command: what was run; its files are removed.
+    refuses. unfinished: why a process ended before it had made all calls, without a finding of the tool; that counts as an
+    error, though the fault may be the tool's or the machine's. command: the command line; its files have been removed.
     """
 
     tool: str
@@ -91,7 +91,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Sanitized:
-    """source_digest: of the rendered source. cases: names of the calls, the same under every tool."""
+    """A candidate's reports. source_digest: of the rendered source. cases: names of the calls, the same for every tool."""
 
     source_digest: str
     cases: tuple[str, ...]
@@ -99,8 +99,7 @@ class Sanitized:
 
 
 def choose_tools(target: str, wanted: str) -> tuple[str, ...]:
-    """The tool named; for "all" every one that the target has, the memory checker first. Raises UnknownNameError,
-    DeviceError."""
+    """The named tool; for "all" every tool of the target, the memory checker first. Raises UnknownNameError, DeviceError."""
     if target not in _TOOLS:
         raise DeviceError(f"there is no sanitizer for target {target}; targets that have one: {', '.join(_TOOLS)}")
     if wanted not in ("all", *_TOOLS[target]):
@@ -109,7 +108,7 @@ def choose_tools(target: str, wanted: str) -> tuple[str, ...]:
 
 
 def find_compute_sanitizer() -> str:
-    """Its path, from PATH or a toolkit's folder. Raises DeviceError."""
+    """The path of compute-sanitizer, in PATH or a toolkit's folder. Raises DeviceError."""
     name = "compute-sanitizer"
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     folders = [Path(home) / "bin" for home in (*homes, "/usr/local/cuda")]
@@ -125,9 +124,8 @@ def find_compute_sanitizer() -> str:
 def sanitize(request: Request, tools: Sequence[str], limit_s: float) -> Sanitized:
     """Builds the candidate for each tool and runs it; findings are data. An executor calls this in a process of its own.
 
-    tools: none of them stands for the memory checker alone. limit_s: for each process that a tool watches.
-    Raises DeviceError where a tool, the compiler or the GPU is missing, TemplateError or EvoError for a candidate
-    that cannot be built.
+    tools: by default the memory checker alone. limit_s: limit of each process that a tool watches. Raises DeviceError where
+    a tool, the compiler or the GPU is missing, TemplateError or EvoError for a candidate that cannot be built.
     """
     kernel, target = load_kernel(request.kernel, request.kernel_digest), find_target(request.target)
     tools = tools or choose_tools(request.target, "all")[:1]
@@ -147,32 +145,31 @@ def sanitize(request: Request, tools: Sequence[str], limit_s: float) -> Sanitize
     return Sanitized(source_digest=source.digest, cases=tuple(c.name for c in job.calls), reports=reports)
 
 
-_SMALL_BYTES = 8 << 20
-"""Cases that move no more can run a hundred times slower."""
-_SMALLEST_CASES = 4
+_SMALL_BYTES, _SMALLEST_CASES = 8 << 20, 4
+"""Bytes that a case may move, since it runs a hundred times slower here; but so many cases run whatever they move."""
 _ALIGNMENT = 512
-"""Bytes, as of the gate's memory."""
+"""Alignment of the gate's memory in bytes."""
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """An allocation with a tensor at its end: what it holds before the call, and how many bytes of that are before the
-    tensor, where it does not start at an aligned address."""
+    """An allocation with a tensor at its end. data: its contents before the call. lead_bytes: number of bytes before the
+    tensor, where that does not start at an aligned address. starts_unset: it is an output, or workspace that is not zeroed.
+    """
 
     data: bytes
     lead_bytes: int
     starts_unset: bool
-    """True of an output, and of workspace that is not zeroed."""
 
     def content(self, filled: bool) -> bytes:
-        """What is written to it; what starts unset and is not filled keeps what it is allocated with."""
+        """The bytes that are written to it. Unless `filled`, an unset allocation keeps what it is allocated with."""
         return self.data if filled or not self.starts_unset else self.data[: self.lead_bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """values: the entry point's arguments in order: _Memory, None or numbers. judge: why the gate refuses what the tensors'
-    allocations hold afterwards, by place among the arguments; empty if it does not."""
+    """A call of the candidate. values: the entry point's arguments in order: _Memory, None or numbers. judge: why the gate
+    refuses the contents of the allocations after the call, by place among the arguments; empty if it does not."""
 
     name: str
     launches: tuple[Launch, ...]
@@ -181,9 +178,9 @@ class _Call:
 
 
 def _draw_calls(kernel: Kernel, request: Request, session: Session) -> Iterator[_Call]:
-    """The small cases of the gate, every problem and alignment once, with the data that the gate draws for the first of
-    them, launched as on this device. If the grid depends on the device, the case is launched again as on a single
-    multiprocessor, where every block has to loop over more work."""
+    """The small cases of the gate, every problem and alignment once, with the gate's data, launched as on this device. If
+    the grid depends on the device, the case is launched again as on a single multiprocessor, where every block has to loop
+    over more work."""
     import torch
 
     from evo.measure.gate import Gate, Invocation
@@ -241,8 +238,8 @@ def _bytes_of(tensor: Any) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Process:
-    """A watched process that has ended. command: for a shell. exit_code: None if it was ended. results: for each call that
-    has returned, in order, the contents of its tensors' allocations, by place among the arguments. failure: why it did not
+    """A watched process that has ended. command: for a shell. exit_code: None if it was ended. results: contents of the
+    allocations after each call that returned, in order, by place among the arguments. failure: why the process did not
     finish, and at which case; empty if it did."""
 
     command: str
@@ -274,8 +271,7 @@ class _Job:
         return _compile(self.source, self.request.arch, CpuTarget(_COMPILER), *flags)
 
     def run(self, code: bytes, filled: bool, environment: dict[str, str], tool: Sequence[str] = ()) -> _Process:
-        """Makes the calls in a process that `tool`, the beginning of its command, starts. filled: whether outputs hold
-        something before."""
+        """Makes the calls in a process. filled: whether outputs are written to before. tool: beginning of the command."""
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="evo-sanitize-") as name:
             folder = Path(name)
@@ -286,7 +282,7 @@ class _Job:
             command = [*tool, sys.executable, "-P", "-c", child, name]
             path = os.pathsep.join(filter(None, sys.path))
             exit_code: int | None = None
-            with (folder / "said").open("wb") as said:  # no pipe: what the candidate has started may hold its end open
+            with (folder / "said").open("wb") as said:  # no pipe: a process of the candidate may hold its end open
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -300,7 +296,7 @@ class _Job:
                         exit_code = process.wait(self.limit_s)
                 finally:
                     with suppress(ProcessLookupError, PermissionError):
-                        os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+                        os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
                     process.wait()
             output = (folder / "said").read_text(errors="replace")
             files = (folder / str(number) for number in range(len(calls)))
@@ -315,7 +311,7 @@ class _Job:
         )
 
     def _failure(self, exit_code: int | None, output: str, returned: int) -> str:
-        """returned: how many calls have."""
+        """Why a process did not finish; empty if it did. returned: number of calls that returned."""
         if exit_code == 0 and returned == len(self.calls):
             return ""
         where = f" at case {self.calls[returned].name}" if returned < len(self.calls) else ""
@@ -326,8 +322,8 @@ class _Job:
         return f"the process died ({how}){where}{f': {said[-1]}' if said else ''}"
 
     def report(self, tool: str, processes: Sequence[_Process], found: Iterable[str], counted: int) -> Report:
-        """found: what the tool describes, warnings too. counted: its errors, described or not. Where it counts none, a
-        process that did not finish is an error of which nobody knows whose it is."""
+        """The report of a tool. found: its descriptions, of warnings too. counted: its errors, described or not; if there
+        are none, a process that did not finish is an error whose cause is unknown."""
         messages = [self._with_source_line(message) for message in dict.fromkeys(found)]
         failure = next((p.failure for p in processes if p.failure), "")
         if counted and not messages:
@@ -354,40 +350,39 @@ class _Job:
         return f"{message} | {lines[int(number)].strip()}" if 0 < int(number) < len(lines) else message
 
 
-_MakeCall = Callable[[Sequence[Launch], Sequence[object], bool], dict[int, bytes]]
-"""Of launches, arguments and whether outputs are filled: what the allocations hold afterwards."""
-
-
 def make_calls(name: str) -> None:
-    """What the watched process does: makes the calls that `_Job.run` has left in a folder; each result is a file there.
+    """Makes, in the watched process, the calls that `_Job.run` has left in a folder; each result is a file there.
 
-    It does without PyTorch, which takes seconds to start under a sanitizer. Raises EvoError if the device refuses something.
+    This needs no PyTorch, which takes seconds to start under a sanitizer. Raises EvoError if the device refuses something.
     """
     folder = Path(name)
     target, entry, filled, calls = pickle.loads((folder / "calls").read_bytes())
-    make_call = _load_on_cpu(folder) if target == "cpu" else _load_on_gpu(folder, entry)
+    device = _Cpu(folder) if target == "cpu" else _Gpu(folder, entry)
     for number, (launches, values) in enumerate(calls):
-        (folder / str(number)).write_bytes(pickle.dumps(make_call(launches, values, filled)))
-
-
-def _load_on_gpu(folder: Path, entry: str) -> _MakeCall:
-    from evo.targets._cuda_loaded import Allocation, BareGpu
-
-    gpu = BareGpu()
-    loaded = gpu.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
-
-    def make_call(launches: Sequence[Launch], values: Sequence[object], filled: bool) -> dict[int, bytes]:
         memories = {place: value for place, value in enumerate(values) if isinstance(value, _Memory)}
-        held = {place: gpu.allocate(len(memory.data)) for place, memory in memories.items()}
+        held = {place: device.allocate(len(memory.data)) for place, memory in memories.items()}
         arguments = list(values)
         for place, memory in memories.items():
-            gpu.write(held[place], memory.content(filled))
-            arguments[place] = Allocation(held[place] + memory.lead_bytes)
+            device.write(held[place], memory.content(filled))
+            arguments[place] = device.pointer(held[place] + memory.lead_bytes)
         for launch in launches:
-            loaded(arguments, replace(launch, programmatic=False))
-        return {place: gpu.read(address, len(memories[place].data)) for place, address in held.items()}
+            device.launch(launch, arguments)
+        results = {place: device.read(address, len(memories[place].data)) for place, address in held.items()}
+        (folder / str(number)).write_bytes(pickle.dumps(results))
 
-    return make_call
+
+class _Gpu:
+    """The GPU of a watched process, with the candidate loaded. Addresses are numbers."""
+
+    def __init__(self, folder: Path, entry: str) -> None:
+        from evo.targets._cuda_loaded import Allocation, BareGpu
+
+        gpu = BareGpu()
+        self._loaded = gpu.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
+        self.allocate, self.write, self.read, self.pointer = gpu.allocate, gpu.write, gpu.read, Allocation
+
+    def launch(self, launch: Launch, arguments: Sequence[object]) -> None:
+        self._loaded(arguments, replace(launch, programmatic=False))
 
 
 _C_TYPES: dict[str, Any] = {
@@ -395,33 +390,30 @@ _C_TYPES: dict[str, Any] = {
     "int32": ctypes.c_int32,
     "float": ctypes.c_float,
     "float64": ctypes.c_double,
+    "NoneType": lambda none: none,
+    "c_void_p": lambda pointer: pointer,
 }
-"""Of numbers, by the names of their types."""
+"""Types of arguments in C, by the names of their types in Python."""
 
 
-def _load_on_cpu(folder: Path) -> _MakeCall:
-    """The file stays where it is: the sanitizer finds names and lines in it."""
-    ctypes.CDLL("libgomp.so.1", mode=os.RTLD_GLOBAL)
-    library = ctypes.CDLL(str(folder / "candidate"), mode=os.RTLD_LOCAL | os.RTLD_NOW)
-    allocate = ctypes.CDLL(None).memalign
-    allocate.argtypes, allocate.restype = (ctypes.c_size_t, ctypes.c_size_t), ctypes.c_void_p
+class _Cpu:
+    """The same of a CPU. The candidate's file stays where it is: the sanitizer finds names and lines in it."""
 
-    def make_call(launches: Sequence[Launch], values: Sequence[object], filled: bool) -> dict[int, bytes]:
-        held: dict[int, tuple[int, int]] = {}
-        arguments: list[object] = []
-        for place, value in enumerate(values):
-            if isinstance(value, _Memory):
-                size, content = len(value.data), value.content(filled)
-                held[place] = allocate(_ALIGNMENT, size), size
-                ctypes.memmove(held[place][0], content, len(content))
-                arguments.append(ctypes.c_void_p(held[place][0] + value.lead_bytes))
-            else:
-                arguments.append(value if value is None else _C_TYPES[type(value).__name__](value))
-        for launch in launches:
-            library[launch.entry](*arguments)
-        return {place: ctypes.string_at(address, size) for place, (address, size) in held.items()}
+    def __init__(self, folder: Path) -> None:
+        ctypes.CDLL("libgomp.so.1", mode=os.RTLD_GLOBAL)
+        self._library = ctypes.CDLL(str(folder / "candidate"), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        self._memalign = ctypes.CDLL(None).memalign
+        self._memalign.argtypes, self._memalign.restype = (ctypes.c_size_t, ctypes.c_size_t), ctypes.c_void_p
+        self.read, self.pointer = ctypes.string_at, ctypes.c_void_p
 
-    return make_call
+    def allocate(self, size: int) -> int:
+        return int(self._memalign(_ALIGNMENT, size))
+
+    def write(self, address: int, content: bytes) -> None:
+        ctypes.memmove(address, content, len(content))
+
+    def launch(self, launch: Launch, arguments: Sequence[object]) -> None:
+        self._library[launch.entry](*(_C_TYPES[type(value).__name__](value) for value in arguments))
 
 
 def _under_compute_sanitizer(job: _Job, tool: str, sanitizer: str, code: bytes) -> Report:
@@ -441,7 +433,7 @@ def _under_compute_sanitizer(job: _Job, tool: str, sanitizer: str, code: bytes) 
 
 
 _ERRORS = 86
-"""The exit code by which compute-sanitizer tells that it has found errors."""
+"""Exit code of compute-sanitizer for errors that it has found."""
 _SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) error", re.MULTILINE)
 _RACES = re.compile(r"^=+ RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, \d+ warnings?\)", re.MULTILINE)
 _REPORT = re.compile(r"^=+ (?! )(.+)\n((?:=+ {5}.*\n)*)", re.MULTILINE)
@@ -451,12 +443,12 @@ _NO_REPORT = re.compile("COMPUTE-SANITIZER|(ERROR|LEAK|RACECHECK) SUMMARY|Target
 
 
 def read_report(output: str, exit_code: int | None) -> tuple[int | None, list[str]]:
-    """compute-sanitizer's own count of errors, None if it tells none; and one line for each kind of report: its title, the
-    place, the first thread, and the access. An exit code that tells of errors counts where the output does not.
+    """compute-sanitizer's own count of errors, or None; and one line for each kind of report: its title, the place, the
+    first thread, and the access. If the output counts no errors, an exit code that means errors is one.
 
     Warnings are not errors: they report races that may be intended (between warps in step).
     """
-    counts = _RACES.findall(output) or _SUMMARY.findall(output)  # one of every process that used the GPU
+    counts = _RACES.findall(output) or _SUMMARY.findall(output)  # one for each process that used the GPU
     kinds: dict[tuple[str, ...], list[str]] = {}
     for title, below in _REPORT.findall(output):
         lines = [line.lstrip("=").strip() for line in below.splitlines()]
@@ -470,7 +462,7 @@ def read_report(output: str, exit_code: int | None) -> tuple[int | None, list[st
 
 _COMPILER = "g++"
 _PATTERN = 0xFE
-"""What g++'s -ftrivial-auto-var-init=pattern fills with."""
+"""Byte that g++'s -ftrivial-auto-var-init=pattern fills with."""
 _ASAN = "detect_leaks=0:halt_on_error=0:handle_abort=1"
 
 
@@ -492,7 +484,7 @@ def _under_gcc(job: _Job, tool: str) -> Report:
 
 
 def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:
-    """The processes, and which outputs depend on what unset memory holds."""
+    """The processes, and messages about outputs that depend on the contents of unset memory."""
     builds = {
         fill: job.compile_with_gcc(*_TOOLS["cpu"]["initcheck"], f"-ftrivial-auto-var-init={name}")
         for fill, name in ((0, "zero"), (_PATTERN, "pattern"))
@@ -500,7 +492,7 @@ def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:
     processes = []
     for fill in (0, _PATTERN, 0):  # the third shows results that depend on the order of threads
         environment = {
-            "LD_PRELOAD": _runtime("libasan.so"),  # only for its malloc, which fills
+            "LD_PRELOAD": _runtime("libasan.so"),  # for its malloc, which fills memory
             "ASAN_OPTIONS": f"{_ASAN}:max_malloc_fill_size={2**31 - 1}:malloc_fill_byte={fill}",
         }
         processes.append(job.run(builds[fill], False, environment))

@@ -13,9 +13,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from evo.errors import KernelError, UsageError
-from evo.measure import gate
-from evo.measure.gate import Gate, allocate_outputs, argument_values, expected_outputs
+from evo.measure import reference
+from evo.measure.gate import Gate, allocate_outputs, argument_values
 from evo.measure.harness import TimingHarness
+from evo.measure.reference import expected_outputs
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Tensors, Workload
 from evo.problem.loading import load_kernel
@@ -190,7 +191,7 @@ def test_honest_sums_are_right_whatever_luck_pytorch_has(monkeypatch: pytest.Mon
         (wanted,) = expected_outputs(KERNEL, inputs, problem)
         assert compare(output, wanted)[1] == ""
         with monkeypatch.context() as without:
-            without.setattr(gate, "input_roundings", lambda given: 0)
+            without.setattr(reference, "input_roundings", lambda given: 0)
             (strict,) = expected_outputs(KERNEL, inputs, problem)
         strictly.append(compare(output, strict)[1])
     assert sum("exceeds" in said for said in strictly) > len(strictly) / 2

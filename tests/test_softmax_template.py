@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.measure.gate import Gate, argument_values, expected_outputs
+from evo.measure.gate import Gate, argument_values
+from evo.measure.reference import expected_outputs
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.problem.loading import load_kernel

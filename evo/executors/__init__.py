@@ -31,42 +31,43 @@ class ExecutorConfig:
     builders: int
     cache_dir: Path
     devices: tuple[str, ...] = ("",)
-    """Identities of those that measure, as `Target.devices` has them; "" is whichever the target takes by itself. Where
-    there are none, nothing can be measured. Of a cluster: a part of the name of their kind."""
+    """Identities of the devices that measure, as `Target.devices` has them; "" is whichever the target takes by itself.
+    Without any, nothing can be measured. For a cluster: a part of the name of their kind."""
     build_timeout_s: float = 120.0
     measure_timeout_s: float = 30.0
-    """At most, for the gate and for the timing. What has taken twenty times as long as the median of its kind is ended
-    before, but not earlier than after its floor."""
+    """Longest time of the gate, and of the timing. Work that takes twenty times the median of its kind is ended earlier, but
+    not before the floor of its kind."""
     build_floor_s: float = 15.0
     gate_floor_s: float = 1.0
-    """A GPU may take a second to name a trap: with less it counts as a timeout."""
+    """A GPU may take a second to name a trap: with less the trap counts as a timeout."""
     timing_floor_s: float = 10.0
     scheduler: str = ""
-    """Of the cluster, where there is one: its address, or a file that describes a cluster to start."""
+    """Address of a cluster's scheduler, or a file that describes a cluster to start."""
     build_memory_bytes: int = field(default_factory=lambda: max(2 << 30, psutil.virtual_memory().total // 8))
-    """Of a builder, and of each compiler that it starts."""
+    """Memory of a builder, and of each compiler that it starts."""
     candidate_memory_bytes: int = 1 << 30
-    """What a candidate on the CPU may take beyond twice its data."""
+    """Memory of a candidate on the CPU, beyond twice its data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InFlight:
-    """Work on a candidate that has begun and is not done, for `seconds` now. `left_s`: until it is ended if there is no
-    answer; None where there is no limit."""
+    """Work on a candidate that has begun and is not done.
+
+    stage: "build", "gate" or "timing"; "ready" while the device and the candidate's data are being made ready, which has no
+    limit; "asked" if it is on a cluster, where the stage is not known. seconds: in this stage. left_s: seconds until it is
+    ended; None without a limit. again: the candidate has cost a process before, and is alone in a fresh one.
+    """
 
     genome: Genome
     workload: Workload
     stage: str
-    """"build", "gate" or "timing"; or "ready": the device, and the data that it is judged with there, are being made
-    ready, which has no limit that is its own; "asked": elsewhere, which of these is not known."""
     seconds: float
     left_s: float | None
     again: bool = False
-    """It has cost a process before, and is alone in a fresh one."""
 
 
 class AskedTarget(Protocol):
-    """What `evo.targets.Target` answers of the devices that measure, wherever they are."""
+    """The answers of `evo.targets.Target` about the devices that measure, wherever they are."""
 
     name: str
 
@@ -80,45 +81,46 @@ class AskedTarget(Protocol):
 
 
 class Executor(Protocol):
-    """Safe to use from several threads."""
+    """An open executor, safe to use from several threads.
+
+    builders, devices: how many candidates are built, and measured, at once; of several devices one that cannot be used any
+    more is left out. losses: processes, or workers of a cluster, that were lost while they had something to do.
+    """
 
     target: AskedTarget
     builders: int
     devices: int
-    """How many candidates are built at once, and how many measured; of several devices one that cannot be used any more is
-    left out."""
     losses: int
-    """Processes, or workers of a cluster, that were lost while they had something to do."""
 
     def build(self, request: Request) -> Future[Build]:
-        """Never fails for a fault of the candidate: that is a Build with another status."""
+        """Builds a candidate. A fault of the candidate is a Build with another status, not an exception."""
         ...
 
     def measure(self, request: Request) -> Future[Evaluation]:
-        """Likewise; a candidate that kills or hangs the device process is an Evaluation that says so."""
+        """Gates and times a candidate. If it kills or hangs the device process, the Evaluation says so."""
         ...
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
-        """Likewise; the log of an empty result says what happened."""
+        """Races several candidates. The log of an empty result says what happened."""
         ...
 
     def sanitize(self, request: Request, tools: Sequence[str], limit_s: float) -> Future[Sanitized]:
-        """See `evo.sanitize.sanitize`; in a process of its own, beside what is measured. What cannot be done there is an
-        EvoError of the future."""
+        """Calls `evo.sanitize.sanitize` in a process of its own, beside what is measured. The future has an EvoError where
+        that cannot be done."""
         ...
 
     def in_flight(self) -> tuple[InFlight, ...]:
-        """Which candidates are being built, gated or timed at this moment, those first that have been for the longest;
-        behind them those that wait for a process to be ready."""
+        """Candidates that are being built, gated or timed at this moment, the oldest first; behind them those that wait for
+        a process to be ready."""
         ...
 
     def renew_device(self) -> None:
-        """Work submitted from now on runs in a fresh device process."""
+        """Has all work that is submitted from now on run in a fresh device process."""
         ...
 
     def wind_down(self) -> None:
-        """Begins nothing more. Builds are ended, and their futures cancelled, as are those of measurements that wait; what
-        is being measured goes on."""
+        """Begins nothing more. Builds are ended, and their futures cancelled, as are the futures of waiting measurements;
+        the present measurement goes on."""
         ...
 
     def close(self) -> None:

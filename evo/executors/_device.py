@@ -33,16 +33,15 @@ from evo.targets import Session, classify, find_target
 if TYPE_CHECKING:
     from evo.measure.harness import TimingHarness  # imports PyTorch
 
-_OPENING_S = 180.0
-_READY_S = 600.0
-"""For making the data that candidates are judged with, which no candidate takes part in."""
+_OPENING_S, _READY_S = 180.0, 600.0
+"""Limits for opening the device, and for making the data that candidates are judged with: no candidate takes part."""
 
 _UNLIMITED = 1 << 60
 
 _PROBE_ELEMENTS = 1 << 16
 
 _ATTEMPTS = 2
-"""Of a candidate."""
+"""Number of attempts at a candidate."""
 
 _HINT = "; it hangs, is far slower than most, or has a fault that the device takes longer to name, as it does a trap"
 
@@ -51,27 +50,24 @@ _JUDGED = frozenset({"gate", "timing", "race"})
 
 _NAMED_FAULTS = frozenset({Status.ILLEGAL_ADDRESS, Status.MISALIGNED_ADDRESS, Status.TRAP})
 
-
 _SHARED_FACTOR = 10.0
-"""Where cores are shared, a second attempt may take so many times as long: load alone must not refuse a candidate."""
+"""Longer limit of a second attempt where cores are shared: load alone must not refuse a candidate."""
 
-_FACTOR = 20.0
-"""A candidate that takes this many times the median of those that passed is not worth waiting for."""
-
-_REMEMBERED = 64
+_FACTOR, _REMEMBERED = 20.0, 64
+"""An adaptive limit is so many times the median of so many durations."""
 
 
 class AdaptiveTimeout:
-    """How long something may take: 20 times the median of what has passed, so that a hang costs little. Never less than
-    `floor_s`, for the machine may be busy; `ceiling_s` at most, and before anything is known. Safe to use from several
-    threads: a deque takes one more, and is copied, in one step."""
+    """A limit of 20 times the median duration of what passed before, so that a hang costs little. It is at least `floor_s`,
+    for the machine may be busy, and at most `ceiling_s`, which holds until something has passed. Threads may share one: a
+    deque is appended to, and copied, in one step."""
 
     def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
         self._floor_s, self._ceiling_s = floor_s, ceiling_s
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
 
     def note(self, seconds: float) -> None:
-        """Of something that went well."""
+        """Adds the duration of something that passed."""
         self._seconds.append(seconds)
 
     def limit_s(self) -> float:
@@ -82,27 +78,27 @@ class AdaptiveTimeout:
 
 @dataclass(kw_only=True)
 class Job:
-    """A request, and the future that waits for its result."""
+    """A request, and the future that waits for its result.
+
+    generation: no process serves two generations. attempts: the number of processes that the candidate has cost. lost_s: the
+    seconds that it spent there, by stage. failed: the last process was lost before a candidate ran in it.
+    """
 
     request: Request | RaceRequest
     future: Future[Any] = field(default_factory=Future)
     generation: int = 0
-    """It is to be done in a process that was not used for one with a lower number."""
     attempts: int = 0
-    """Those that have come to nothing."""
     lost_s: dict[str, float] = field(default_factory=dict)
-    """What they have cost, by stage."""
     failed: bool = False
-    """The last process for it was lost before a candidate ran in it."""
 
 
 class Device:
-    """Jobs are posted, the next before the last is finished, and finished in the same order: the process need not wait for
-    the command between two candidates. After a first loss another process is kept ready (a spare), where opening the device
-    takes longer than a measurement. Used by one thread; `in_flight` is for any.
+    """A device with its process. Jobs are posted, the next before the last is finished, and finished in the same order: the
+    process need not wait for the command between two candidates. After a first loss another process is kept ready (a spare),
+    where opening the device takes longer than a measurement. One thread uses a Device; `in_flight` serves any thread.
 
-    start: makes a device process. Raises CancelledError when no more are to be made.
-    host_code: candidates run in the process itself, and share the cores with it.
+    start: makes a device process, or raises CancelledError when no more are to be made. host_code: candidates run in the
+    process itself, and share the cores with it. generation: that of the process.
     """
 
     def __init__(self, start: Callable[[], Worker], config: ExecutorConfig, *, host_code: bool) -> None:
@@ -113,41 +109,34 @@ class Device:
         self._posted: deque[Job] = deque()
         self._timeouts: dict[tuple[str, Workload, str, int], AdaptiveTimeout] = {}
         self._current: Job | None = None
-        self.losses = 0
-        self.generation = 0
-        """That of the last job that was posted."""
-        self._used_up = False
-        """The job that is posted is of a later generation than the process."""
+        self.losses = self.generation = 0
 
     @property
     def posted(self) -> int:
         return len(self._posted)
 
     def open(self) -> None:
-        """Has a process started, if that is possible: then it is there when it is needed."""
-        if self._worker is None:
-            with suppress(Exception):  # the first job has another one started, or says why there is none
-                self._worker = self._start()
-                self._worker.post(open_device, answered=False)
+        """Starts a process, if that is possible, before it is needed."""
+        with suppress(Exception):  # the first job starts another one, or says why there is none
+            self._worker = self._start()
+            self._worker.post(open_device, answered=False)
 
     def make_ready(self, data: TaskData) -> None:
-        """Has the process make the data, before any candidate is there to be judged with them."""
+        """Has the process make the data that candidates are judged with, before there is a candidate."""
         if self._worker is not None:
             self._worker.post(make_ready, data, answered=False)
 
     def post(self, job: Job) -> None:
-        """Behind those posted before, of which there may be none if the job is of a later generation."""
-        self._used_up = self._used_up or job.generation > self.generation
-        self.generation = job.generation
+        """Queues a job behind those posted before. A job of a later generation needs an empty queue."""
         self._posted.append(job)
-        if self._worker is not None and not self._used_up:
+        if self._worker is not None and job.generation == self.generation:
             self._worker.post(judge, job.request)
 
     def finish(self, retires: Callable[[], bool]) -> list[Job]:
-        """Waits for the result of the first job that was posted, and tells its future; what breaks evo itself, too.
+        """Waits for the result of the first posted job, or for an error of evo itself, and delivers it to the job's future.
 
-        retires: takes the device out of use, and tells whether others go on without it. It is asked when two fresh processes
-        were lost before a candidate ran in them; if so, the jobs that were posted are returned.
+        retires: called when two fresh processes were lost before a candidate ran in them; it takes the device out of use, if
+        others go on without it. Then the posted jobs are returned.
         """
         job = self._posted[0]
         result: Evaluation | RaceResult | BaseException | None = None
@@ -156,7 +145,7 @@ class Device:
                 result = self._attempt(job)
         except BaseException as error:
             result = error
-            with suppress(DeviceError):  # it cannot be ended, which is told already
+            with suppress(DeviceError):  # a process that cannot be ended has been reported
                 self._end_worker()
         self._current = None
         if isinstance(result, DeviceError) and job.failed and retires():
@@ -167,7 +156,7 @@ class Device:
         return []
 
     def in_flight(self) -> InFlight | None:
-        """The candidate that is being gated or timed; or that waits for the device, and the data, to be ready."""
+        """The candidate that is being gated or timed, or that waits for the device and the data to be ready."""
         job, worker = self._current, self._worker
         if job is None or not isinstance(job.request, Request):
             return None
@@ -192,12 +181,11 @@ class Device:
     # -- one attempt ------------------------------------------------------------------------------------------------
 
     def _attempt(self, job: Job) -> Evaluation | RaceResult | None:
-        """A result, or None if the job is to be tried again. Leaves a process behind that is fit for the next candidate, or
-        none. Raises DeviceError if the device does not answer in a fresh process either, UsageError if the data do not
-        fit."""
+        """A result, or None if the job is to be tried again. A process that is left is fit for the next candidate. Raises
+        DeviceError if the device does not answer in a fresh process either, UsageError if the data do not fit."""
         self._current = job
-        if self._used_up:
-            self._used_up = False
+        if job.generation > self.generation:
+            self.generation = job.generation
             self._end_worker()
         if self._worker is None:
             self._worker = self._next_worker(job)
@@ -219,7 +207,7 @@ class Device:
             stated_wrong = isinstance(error, KernelError) and worker.last_stage == "ready" and job.attempts > 0
             if stated_wrong or not _JUDGED & worker.spent_s.keys():
                 raise
-            # Where a candidate ran, nothing can be said to be evo's own fault, or that of the kernel's author.
+            # Where a candidate ran, no error is surely evo's own, or the kernel author's.
             log = f"in its process {str(error).partition(chr(10))[0]}"
             return self._lost(job, worker, failure(job.request, Status.CRASH, log, worker.found))
         job.failed = False
@@ -232,7 +220,7 @@ class Device:
         return replace(result, seconds=result.seconds + sum(job.lost_s.values()))
 
     def _fail(self, job: Job, loss: WorkerLost | DeviceError) -> None:
-        """A process was lost before a candidate ran in it. Raises DeviceError if that was the second in a row."""
+        """Notes that a process was lost before a candidate ran in it. Raises DeviceError for the second one in a row."""
         self._end_worker()
         if job.failed:
             if isinstance(loss, DeviceError):
@@ -246,8 +234,8 @@ class Device:
     def _lost(
         self, job: Job, worker: Worker, result: Evaluation | RaceResult, *, named: bool = False, tries: int = _ATTEMPTS
     ) -> Evaluation | RaceResult | None:
-        """The result of a candidate that has cost the process, or None if it is to be tried again. named: the device itself
-        has named the fault."""
+        """The result of a candidate that has cost the process, or None if it is to be tried again. named: the device has
+        named the fault."""
         job.failed, self._lost_any = False, True
         self._end_worker()
         job.attempts += 1
@@ -267,8 +255,8 @@ class Device:
         return replace(result, gate_seconds=gate_s, timing_seconds=timing_s)
 
     def _next_worker(self, job: Job) -> Worker:
-        """The spare, if there is one. Another is not made ready beside a race, which it would disturb; for the same reason
-        it makes no data for timing before it is needed."""
+        """The spare, or a new process. Another spare is made ready, but not beside a race, which it would disturb; for the
+        same reason it makes no data for timing before it is needed."""
         worker, self._spare = self._spare, None
         worker = worker or self._start()
         if self._lost_any and not self._host_code and isinstance(job.request, Request):
@@ -294,7 +282,7 @@ class Device:
         return limits_s | {stage: min(ceiling_s, factor * limit_s) for stage, limit_s in own.items()}
 
     def _timeout(self, request: Request, stage: str) -> AdaptiveTimeout:
-        """For the gate or for the timing: a race waits for a quiet machine, up to its own limit."""
+        """The adaptive limit of the gate or of the timing, whose floor is higher: a race waits for a quiet machine."""
         floor_s = self._config.gate_floor_s if stage == "gate" else self._config.timing_floor_s
         timeout = AdaptiveTimeout(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s)
         return self._timeouts.setdefault((request.kernel, request.workload, stage, len(request.cases)), timeout)
@@ -309,7 +297,7 @@ class Device:
 def failure(
     request: Request | RaceRequest, status: Status, log: str, gated: object = None
 ) -> Evaluation | RaceResult:
-    """The result where a candidate has cost the process. gated: what the gate had found of it before."""
+    """The result of a candidate that has cost the process. gated: what the gate had found before."""
     if isinstance(request, RaceRequest):
         return RaceResult(log=f"{status}: {log}", device_lost=True)
     checks = gated.checks if isinstance(gated, Evaluation) else ()
@@ -317,8 +305,8 @@ def failure(
 
 
 def deliver(future: Future[Any], result: object) -> None:
-    """Tells a result, or an exception."""
-    with suppress(InvalidStateError):  # it was cancelled meanwhile
+    """Sets a future's result or exception."""
+    with suppress(InvalidStateError):  # the future was cancelled meanwhile
         if isinstance(result, CancelledError):
             future.cancel()
         elif isinstance(result, BaseException):
@@ -332,35 +320,34 @@ def deliver(future: Future[Any], result: object) -> None:
 
 @dataclass(kw_only=True)
 class _State:
-    """Of this process."""
+    """State of a device process. memory_bytes: a candidate's memory beyond twice its data, where that is limited. used: a
+    candidate has run. harnesses: the one used last comes last."""
 
     target: str = ""
     memory_bytes: int = 0
-    """What a candidate may take beyond twice its data, where its memory is limited."""
     used: bool = False
-    """A candidate has run in it."""
     harnesses: dict[TaskData, TimingHarness] = field(default_factory=dict)
-    """That used last comes last."""
 
 
 _state = _State()
 
 
 def prepare_device(target: str, scratch: Path, memory_bytes: int, device: str = "") -> None:
-    """Opens nothing yet. device: the only one that the process is to see, by its identity; all, if that is empty."""
+    """Sets the process up, without opening the device. device: identity of the only device that the process is to see; if it
+    is empty, the process sees all."""
     if device:
         find_target(target).restrict([device])
     name_process("evo-device")
     confine(scratch, limit_files=find_target(target).shares_cores)
     adopt_orphans()
     end_with_command()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a candidate that spins gives Python no turn to handle it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a candidate that spins gives Python no turn to handle signals
     _state.target, _state.memory_bytes = target, memory_bytes
 
 
 @cache
 def session() -> Session:
-    """The process's device. Raises DeviceError if there is none."""
+    """The device of this process. Raises DeviceError if there is none."""
     import torch
 
     torch.set_grad_enabled(False)
@@ -368,8 +355,8 @@ def session() -> Session:
 
 
 def _harness(data: TaskData) -> TimingHarness:
-    """Kept, with its data, as long as there is memory for what others need: a run may have more workloads than fit. They
-    take turns, and so that used last is freed first."""
+    """The harness of a workload, kept with its data as long as others have the memory they need: a run may have more
+    workloads than fit. Since workloads take turns, the harness used last is freed first."""
     from evo.measure.buffers import has_room
     from evo.measure.harness import TimingHarness
 
@@ -386,8 +373,7 @@ def _harness(data: TaskData) -> TimingHarness:
 
 
 def open_device() -> None:
-    """Has the device do a small computation whose result is known. Raises DeviceError if there is none, or if it does not
-    give that."""
+    """Tests the device with a small computation. Raises DeviceError if there is none, or if the result is wrong."""
     import torch
 
     from evo.measure.roofline import roofline_of
@@ -407,11 +393,11 @@ def open_device() -> None:
 
 
 def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing", "case")) -> None:
-    """Opens the device, and makes what is needed of a workload's data, where `TimingHarness.lacks` it. Raises DeviceError,
+    """Opens the device, and makes the needed parts of a workload's data that the harness lacks. Raises DeviceError,
     UsageError if they do not fit."""
     harness = _harness(data)
     missing = {part for part in needed if harness.lacks(part)}
-    if missing or not _state.used:  # a spare is probed again: since it was opened another process has broken something
+    if missing or not _state.used:  # a spare is tested again: another process may have broken the device since
         open_device()
     if not missing:
         return
@@ -421,25 +407,25 @@ def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing", "cas
         limit_data(_UNLIMITED)
     if "timing" in missing:
         harness.prepare()
-        missing |= {"case"}.intersection(needed)  # whose memory that took
+        missing |= {"case"}.intersection(needed)  # its memory was freed for the races' data
     if "gate" in missing:
         harness.gate.warm_up(data.workload)
     if "case" in missing:
         harness.draw_case()
     session().synchronize()
     if host_code:
-        # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
+        # Baselines return outputs of their own; a sample keeps all of them, as much again as the data.
         limit_data(_state.memory_bytes, times_held=2)
-    reap_child()  # what is found later is a candidate's
+    reap_child()  # a child that is found later is a candidate's
     harness.ready |= missing
 
 
 def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
-    """Gates a candidate, and times it if it passes and that is asked for. Its stages are "opening", "gate" and "timing",
-    with "ready" before either if there are data to be made. A race has the stage "race" in their place.
+    """Gates a candidate, and times it if it passes and the request asks for times. The stages are "opening", "gate" and
+    "timing", with "ready" before the last two where data have to be made; a race has the stage "race" instead.
 
-    A fault may first show in a call of PyTorch: an allocation that fails, an error of the device.
-    Raises DeviceError, UsageError; otherwise only if evo itself is broken.
+    A fault may first show in a call of PyTorch: an allocation that fails, an error of the device. Raises DeviceError,
+    UsageError; other exceptions only if evo itself is broken.
     """
     from evo.measure.buffers import free_bytes
 
@@ -447,7 +433,7 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
     gating = ("gate", "case") if isinstance(request, Request) and request.cases else ("gate",)
     try:
         make_ready(data, ("timing",) if is_race else gating)
-    except (RuntimeError, LaunchError) as error:  # here no candidate is loaded: other processes take memory, too
+    except (RuntimeError, LaunchError) as error:  # no candidate is loaded yet: other processes take the memory
         if classify(str(error), Status.OK) is not Status.OUT_OF_MEMORY:
             raise
         free = free_bytes(session().device) / 2**30

@@ -37,10 +37,10 @@ import psutil
 from evo.errors import DeviceError
 
 SCRATCH = "evo-work-"
-"""How folders for temporary files are called; the number of the command's process follows."""
+"""Beginning of the names of folders for temporary files; the number of the command's process follows."""
 
 _MARK = "in-use"
-"""A file in such a folder, which everybody who works there has open and locked."""
+"""A file in such a folder, which its command has open and locked."""
 
 _IMPORTED = [
     "evo.executors._processes",  # first: from then on nothing is said on the terminal
@@ -50,28 +50,28 @@ _IMPORTED = [
 ]
 
 WORKERS = multiprocessing.get_context("forkserver")
-"""What workers are started by."""
 WORKERS.set_forkserver_preload(_IMPORTED)
 
 WORKER = "evo-worker"
-"""How their processes are called."""
+"""Name of worker processes."""
 
 STARTING = threading.Lock()
-"""Held while a worker starts, or its end is taken note of: between the two it is in `known_workers`."""
+"""Guards `known_workers` while a worker starts or ends."""
 
 known_workers: set[int] = set()
+"""Process numbers of the workers that have not ended."""
 
 _ROUNDS = 50
 _PAUSE_S = 0.01
 
 _SERVER_PAUSES_S = (0.05, 0.2, 1.0, 2.0)
-"""After each server that ended before it had started a worker."""
+"""Pauses after servers that ended before they had started a worker."""
 
 _FILE_BYTES = 1 << 30
 """The largest file that a compiler may write, or a candidate on the CPU."""
 
 _OOM_SCORE = 500
-"""When memory runs out, the system ends a worker before the command and the user's own programs."""
+"""Workers' score for the system that runs out of memory: it ends them before the command and the user's own programs."""
 
 _SET_CHILD_SUBREAPER = 36
 _ANY_CHILD = 0x40000000
@@ -82,11 +82,11 @@ _ANY_CHILD = 0x40000000
 
 
 def start_server() -> None:
-    """Starts the server, ahead of its first worker, so that it gets ready while the command reads its arguments, or anew
-    where it is gone. Raises DeviceError where no folder for temporary files can be written.
+    """Starts the server unless it runs: before its first worker, so that it gets ready while the command reads its
+    arguments. Raises DeviceError where no folder for temporary files can be written.
 
-    With SIGINT blocked, in it and in all its children: ^C on the terminal goes to every process there, and it is
-    for the command alone to decide what becomes of its workers.
+    SIGINT is blocked in the server and in all its children: ^C on a terminal goes to every process there, and the command
+    alone decides what becomes of its workers.
     """
     try:
         Path.cwd()
@@ -103,9 +103,9 @@ def start_server() -> None:
 
 @contextmanager
 def _unnamed_socket() -> Iterator[None]:
-    """The socket of a server that is started inside loses its name in the file system, and is reached by a descriptor
-    (Linux): it outlives the folder for temporary files, whose name may be too long for a socket, and a command that is
-    killed leaves no `pymp-` folder there."""
+    """A server that is started inside has a socket without a name in the file system, reached by a descriptor (Linux). The
+    socket outlives the folder for temporary files, whose name may be too long for a socket, and a command that is killed
+    leaves no `pymp-` folder there."""
     server: Any = forkserver._forkserver
     config: Any = getattr(multiprocessing.process.current_process(), "_config")  # noqa: B009
     kept, folder = config.get("tempdir"), make_folder("evo-socket-")
@@ -124,7 +124,7 @@ def _unnamed_socket() -> Iterator[None]:
 
 
 def _become_server() -> None:
-    """Done once, when the server imports this module."""
+    """Sets the server up, once, when it imports this module."""
     server, command = os.getpid(), os.getppid()
     name_process("evo-server")
     write_output_to(Path(os.devnull))
@@ -139,7 +139,7 @@ def _become_server() -> None:
     adopt_orphans()
 
     def end() -> None:
-        if os.getpid() == server:  # and not one of the workers, which have this function too
+        if os.getpid() == server:  # workers inherit this function
             _end_all(lambda: _descendants(server, recursive=False))
             for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}{command}-*"):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -148,8 +148,8 @@ def _become_server() -> None:
 
 
 def start_worker(process: Callable[[], Any]) -> Any:
-    """Starts the process that `process` makes, under `STARTING`. The server may end at any moment, killed by somebody or a
-    system that is out of memory: then another one is started, and asked. Raises DeviceError where several end."""
+    """Starts the process that `process` makes; the caller holds `STARTING`. A server that ends meanwhile, killed by somebody
+    or by a system that is out of memory, is replaced. Raises DeviceError where several end."""
     for pause_s in _SERVER_PAUSES_S:
         start_server()
         started = process()
@@ -165,8 +165,8 @@ def start_worker(process: Callable[[], Any]) -> Any:
 
 
 def _leave_main_out() -> None:
-    """Workers need nothing of the program that searches, and must not run it again: it may be a script without a guard. They
-    work in its current folder, or in the server's where that has been removed."""
+    """Keeps workers from running the program that searches once more: it may be a script without a guard. They work in its
+    current folder, or in the server's where that has been removed."""
     prepare: Any = spawn.prepare
 
     def prepare_without(data: dict[str, Any]) -> None:
@@ -179,8 +179,8 @@ def _leave_main_out() -> None:
 
 
 def leave_server() -> None:
-    """In a worker: closes what the standard library has every worker inherit. Workers would keep the server that they come
-    from alive, when the command is gone; and nothing that a candidate writes to should reach another process."""
+    """Closes, in a worker, what the standard library has every worker inherit: it would keep the server alive when the
+    command is gone, and nothing that a candidate writes to should reach another process."""
     for holder, name in (
         (forkserver._forkserver, "_forkserver_alive_fd"),
         (resource_tracker._resource_tracker, "_fd"),
@@ -198,7 +198,7 @@ def make_folder(prefix: str) -> Path:
     try:
         try:
             return Path(tempfile.mkdtemp(prefix=prefix))
-        except FileNotFoundError:  # the place that was found at first has been removed since: another one is looked for
+        except FileNotFoundError:  # the folder that tempfile found at first has been removed since
             tempfile.tempdir = None
             return Path(tempfile.mkdtemp(prefix=prefix))
     except OSError as error:
@@ -209,41 +209,47 @@ def make_folder(prefix: str) -> Path:
 
 
 def make_scratch() -> tuple[Path, int]:
-    """A folder for the workers of a command, and a descriptor of its mark, which says that it is in use. Folders of
-    commands that were killed are removed. Raises DeviceError."""
+    """A folder for the workers of a command, and a descriptor of its mark: the folder is in use as long as that is open.
+    Folders of commands that were killed are removed. Raises DeviceError."""
     folder = make_folder(f"{SCRATCH}{os.getpid()}-")
     for mark in folder.parent.glob(f"{SCRATCH}*/{_MARK}"):
         with suppress(OSError), mark.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(mark.parent, ignore_errors=True)
-    return folder, mark_scratch(folder)
+    descriptor = os.open(folder / _MARK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    with suppress(OSError):  # a file system without locks, or another command that looks at the mark just now
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return folder, descriptor
 
 
-def mark_scratch(folder: Path) -> int:
-    """Marks a scratch folder as in use for as long as the descriptor that it returns is open. Makes the folder again where
-    something has cleaned it away. Raises OSError."""
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-        raise PermissionError(errno.EACCES, f"{folder} belongs to somebody else")
-    mark = os.open(folder / _MARK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    with suppress(OSError):  # a file system without locks, or another command that looks at it just now
-        fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return mark
-
-
-def is_marked(folder: Path, mark: int) -> bool:
-    """Whether nothing has cleaned the folder away since `mark_scratch`."""
+def scratch_mark(folder: Path) -> tuple[int, int] | None:
+    """Identity of a scratch folder's mark: another one, or None, after something has cleaned the folder."""
     with suppress(OSError):
-        return os.path.samestat((folder / _MARK).stat(), os.fstat(mark))
-    return False
+        mark = (folder / _MARK).stat()
+        return mark.st_ino, mark.st_ctime_ns
+    return None
+
+
+def restore_scratch(folder: Path) -> None:
+    """Makes a scratch folder and its mark again where something has cleaned them away. Raises DeviceError."""
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            raise PermissionError(errno.EACCES, "it belongs to somebody else")
+        os.close(os.open(folder / _MARK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise DeviceError(
+            f"the folder for temporary files {folder} was removed, and cannot be made again ({error.strerror}): set TMPDIR"
+            " to another one"
+        ) from error
 
 
 # -- the parent watchdog ------------------------------------------------------------------------------------------
 
 
 def end_with_command() -> None:
-    """From now on this process ends when the command does. It gets a process group of its own, where ^C on the
-    terminal reaches neither worker nor compiler: that would look like failures of the candidates they are at."""
+    """Has this process end when the command does. It gets a process group of its own, so that ^C on a terminal reaches
+    neither worker nor compiler, whose ends would look like failures of their candidates."""
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, name="evo-parent", daemon=True).start()
 
@@ -272,20 +278,20 @@ def write_output_to(path: Path) -> None:
 
 
 def name_process(name: str) -> None:
-    """What `top` and `ps` call this process (Linux), 15 characters at most."""
+    """Sets the name that `top` and `ps` show for this process (Linux), 15 characters at most."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
 
 def adopt_orphans() -> None:
-    """Processes below this one whose parents are gone become its own children, not the system's (Linux)."""
+    """Makes this process, not the system, the parent of processes below it whose parents are gone (Linux)."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def confine(scratch: Path, *, limit_files: bool) -> None:
-    """For a worker and what it starts: temporary files lie in `scratch`, and are of limited size where that is asked for.
-    Not in the driver's own process of a GPU."""
+    """Has a worker, and what it starts, keep temporary files in `scratch`. limit_files: no file may exceed `_FILE_BYTES`;
+    not for a process that uses a GPU, whose driver writes files of its own."""
     _limit(resource.RLIMIT_CORE, 0)
     if limit_files:
         _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
@@ -297,19 +303,19 @@ def confine(scratch: Path, *, limit_files: bool) -> None:
 
 
 def limit_data(further_bytes: int, *, times_held: int = 1) -> None:
-    """Lets this process, and each of its children, have `further_bytes` beyond so many times what it holds now.
+    """Lets this process, and each of its children, hold `further_bytes` of data beyond `times_held` times what it holds now.
 
-    Data, not address space: mapped libraries are gigabytes that nobody pays for. There is no limit where the system does not
-    tell what a process holds (not Linux).
+    Address space is not limited: mapped libraries are gigabytes that cost nothing. Systems other than Linux do not tell what
+    a process holds, so that there is no limit.
     """
     with suppress(OSError, ValueError, IndexError):
         status = Path("/proc/self/status").read_text()
-        held = int(status.partition("VmData:")[2].split(None, 1)[0]) << 10  # asked for, touched or not
+        held = int(status.partition("VmData:")[2].split(None, 1)[0]) << 10  # allocated, touched or not
         _limit(resource.RLIMIT_DATA, times_held * held + further_bytes)
 
 
 def _limit(what: int, value: int) -> None:
-    """Soft limits: the engine raises them again where it needs more."""
+    """Sets a soft limit, which the engine raises again where it needs more."""
     hard = resource.getrlimit(what)[1]
     with suppress(OSError, ValueError):
         resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
@@ -328,7 +334,7 @@ def end_tree(pid: int) -> None:
 
 
 def end_strays() -> None:
-    """Kills what dead workers have left."""
+    """Kills all processes that dead workers have left."""
     server: Any = getattr(forkserver._forkserver, "_forkserver_pid", None)
 
     def find() -> list[psutil.Process]:
@@ -340,7 +346,7 @@ def end_strays() -> None:
 
 
 def reap_child() -> bool:
-    """Whether this process has a child, running or just ended; one that has ended is taken note of."""
+    """Whether this process has a child, running or just ended; the exit code of a child that has ended is read."""
     for options in (os.WNOHANG | _ANY_CHILD, os.WNOHANG):
         try:
             os.waitpid(-1, options)
@@ -353,7 +359,7 @@ def reap_child() -> bool:
 
 
 def _end_all(find: Callable[[], list[psutil.Process]]) -> None:
-    """Kills what is found and all below it, and what that starts meanwhile."""
+    """Kills the processes that `find` finds and all below them, until none is left."""
     for _ in range(_ROUNDS):
         found = find()
         if not found:
@@ -364,7 +370,7 @@ def _end_all(find: Callable[[], list[psutil.Process]]) -> None:
 
 
 def _descendants(pid: int, *, recursive: bool = True) -> list[psutil.Process]:
-    """Those that have not ended."""
+    """Processes below a process that have not ended."""
     found = []
     with suppress(psutil.Error):
         for process in psutil.Process(pid).children(recursive=recursive):

@@ -31,11 +31,11 @@ from evo.executors._processes import (
     WORKERS,
     end_strays,
     end_tree,
-    is_marked,
     known_workers,
     leave_server,
-    mark_scratch,
     reap_child,
+    restore_scratch,
+    scratch_mark,
     start_worker,
     write_output_to,
 )
@@ -44,16 +44,16 @@ from evo.targets import classify
 _STARTING_S = 120.0
 
 _ENDING_S = 60.0
-"""How long a killed process may take: a driver first ends what runs on the device."""
+"""Longest time that a killed process takes to end: a driver first ends what runs on the device."""
 
 _DYING_S = 3.0
-"""A process's pipe is closed a moment before the process is gone, on a busy machine longer."""
+"""Longest time from the end of a process's pipe to the end of the process, on a busy machine."""
 
 _LAST_WORDS = 2000
-"""Bytes of what a worker printed that a log repeats."""
+"""Bytes of a worker's output that a log repeats."""
 
 _CLEANED = 3
-"""How often a task is run whose temporary files are cleaned away under it, each time."""
+"""Number of attempts at a task whose temporary files are cleaned away under it, which is no fault of a candidate."""
 
 _CANNOT_ANSWER = 97
 """Exit code of a worker whose pipe is gone."""
@@ -77,12 +77,12 @@ _SIGNALS = {
 
 
 MOST_KILLED = 4
-"""As often is a task tried whose workers something outside kills; one whose workers die of themselves twice."""
+"""Number of attempts at a task whose workers are killed from outside; two, if they die by themselves."""
 
 
 class WorkerLost(Exception):
-    """The process died, hung or did what no task may do, and has been ended. `str()` says how; `status` is what that
-    stands for; `killed`: by something outside (SIGKILL)."""
+    """The process died, hung or did what no task may do, and has been ended. `str()` says how; `status`: what that counts
+    as; `killed`: it was killed from outside (SIGKILL)."""
 
     def __init__(self, status: Status, text: str, *, killed: bool = False) -> None:
         super().__init__(text)
@@ -90,39 +90,37 @@ class WorkerLost(Exception):
 
 
 class _SideEffectError(Exception):
-    """In a worker: a candidate did what no computation does. `str()` says what."""
+    """A candidate did what no computation does. `str()` says what."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
+    """A task's result, or the `error` that it raised; or, from a task that still runs, the `stage` that begins and, as
+    `value`, what it has found so far."""
+
     value: Any = None
     error: BaseException | None = None
-    """What the task raised."""
     stage: str = ""
-    """Of a task that still runs: its next stage begins. `value` is what it has found so far."""
 
 
 class Worker:
-    """`prepare` is called in the process first, with `arguments`. `candidates`: they run in the process itself, so each task
-    is followed by a look at what it has done to the process."""
+    """A worker process, as its command sees it.
+
+    prepare: called in the process first, with `arguments`. candidates: candidates run in the process itself, and after each
+    task it is examined for what they have done to it. stage: of the task whose answer is awaited, since `since_s`; at
+    `ends_at_s` the process is given up (both by time.monotonic()). spent_s: seconds of the last task, by stage. last_stage:
+    the stage in which that task ended. found: what it had found when that stage began.
+    """
 
     def __init__(
         self, scratch: Path, prepare: Callable[..., None], arguments: tuple[Any, ...], *, candidates: bool = False
     ) -> None:
         self._output = scratch / f"output-{os.getpid()}-{next(_numbers)}"
         self._connection, theirs = WORKERS.Pipe()
-        self.stage = ""
-        """That of the task whose answer is waited for."""
-        self.since_s = time.monotonic()
-        """When it began, by time.monotonic()."""
-        self.ends_at_s = math.inf
-        """When the process will be given up, if there is no answer."""
+        self.stage = self.last_stage = ""
+        self.since_s, self.ends_at_s = time.monotonic(), math.inf
         self.spent_s: dict[str, float] = {}
-        """By stage, what the last task took until its answer or its process's end."""
-        self.last_stage = ""
-        """In which it ended."""
         self.found: Any = None
-        """What that task had found when its last stage began."""
         self._started = False
         self._outgoing, self._received = bytearray(), bytearray()
         with STARTING:
@@ -142,18 +140,16 @@ class Worker:
         self._exitcode: int | None = None
 
     def post(self, task: Callable[..., Any], *arguments: Any, answered: bool = True) -> None:
-        """Hands over a task, behind those posted before; never waits. Whether the worker takes it shows in `collect`.
-
-        answered: otherwise it has no answer, and what it raises is dropped.
-        """
+        """Hands over a task, behind those posted before, without waiting. Errors of the pipe show in `collect`. answered: if
+        not, the task has no answer, and what it raises is dropped."""
         self._outgoing += pickle.dumps((task, arguments, answered))
         self._send()
 
     def collect(self, limits_s: Mapping[str, float]) -> Any:
         """The answer to the first task that has not been answered.
 
-        limits_s: by stage, how long it may take. A task begins in the first, and goes on to others by `enter_stage`.
-        Raises what the task raised, WorkerLost; DeviceError if the process cannot be ended.
+        limits_s: limit of each stage. A task begins in the first one, and enters others by `enter_stage`. Raises what the
+        task raised, WorkerLost; DeviceError if the process cannot be ended.
         """
         if not self._started:
             self._receive(time.monotonic() + _STARTING_S)
@@ -176,15 +172,13 @@ class Worker:
         return self._exitcode is not None
 
     def kill(self) -> None:
-        """From any thread: whoever waits for it sees it die."""
+        """Kills the process, from any thread; `collect` sees it die."""
         if self._exitcode is None:
             end_tree(self.pid)
 
     def end(self) -> int:
-        """Kills it with all that it started, and waits until it is gone: what it ran on the device is gone then too.
-
-        Returns its exit code. Raises DeviceError if the system cannot end it.
-        """
+        """Kills the process with all that it started, and returns its exit code when it is gone, with all that it ran on the
+        device. Raises DeviceError if the system cannot end it."""
         if self._exitcode is None:
             self.kill()
             if not connection.wait([self._process.sentinel], _ENDING_S):
@@ -192,9 +186,9 @@ class Worker:
                     f"process {self.pid} could not be ended within {_ENDING_S:g} s: a driver holds it; restart the"
                     " machine, or reset the device"
                 )
-            with STARTING:  # nobody else may read the exit code, as the start of another process does
+            with STARTING:  # the start of another process would read the exit code
                 self._process.join()
-                self._exitcode = int(self._process.exitcode or 0)  # not closed: the end of the command may be joining it
+                self._exitcode = int(self._process.exitcode or 0)  # no close(): at its end the command joins all processes
                 known_workers.discard(self.pid)
             end_strays()
             self._connection.close()
@@ -203,7 +197,7 @@ class Worker:
         return self._exitcode
 
     def last_words(self) -> str:
-        """The end of what it wrote to its standard output and error."""
+        """The end of the process's standard output and error."""
         with suppress(OSError), self._output.open("rb") as file:
             file.seek(max(0, self._output.stat().st_size - _LAST_WORDS))
             return file.read().decode(errors="replace").strip()
@@ -221,13 +215,13 @@ class Worker:
         self.stage, self.ends_at_s = "", math.inf
 
     def _send(self) -> None:
-        """As much of what waits to be sent as the pipe takes now. What is wrong with it shows in `_receive`."""
+        """Writes as much of `_outgoing` as the pipe takes now. Errors of the pipe show in `_receive`."""
         with suppress(OSError):
             while self._outgoing:
                 del self._outgoing[: os.write(self._connection.fileno(), self._outgoing)]
 
     def _receive(self, ends_at_s: float) -> _Answer:
-        """The next message. Not by `Connection.recv`, which waits for as many bytes as rubbish announces."""
+        """The next message. `Connection.recv` does not serve: it waits for as many bytes as rubbish announces."""
         received = self._received
         pipe, sentinel = self._connection.fileno(), self._process.sentinel
         poll = select.poll()
@@ -277,7 +271,7 @@ class Worker:
 
 
 def _message_end(received: bytearray) -> int | None:
-    """Where the message ends that begins so; None if that is not known yet, 0 if it is none."""
+    """End of the first message among these bytes; None if it is not known yet, 0 if they are no message."""
     if len(received) < _HEADER.size:
         return None if _MAGIC.startswith(received[: len(_MAGIC)]) else 0
     magic, length = _HEADER.unpack_from(received)
@@ -288,14 +282,13 @@ def _message_end(received: bytearray) -> int | None:
 
 
 def ran_out_of_memory(words: str) -> bool:
-    """Whether a compiler's or a process's last words are about memory."""
+    """Whether the last words of a compiler or another process are about memory."""
     killed = r"Killed signal terminated program|virtual memory exhausted|MemoryError"
     return re.search(killed, words) is not None or classify(words, Status.OK) is Status.OUT_OF_MEMORY
 
 
 def exit_status(exitcode: int) -> tuple[Status, str]:
-    """The status that the end of a process stands for, and what it is called: SIGSEGV, or exit code 3. exitcode: negative
-    for a signal."""
+    """The status that an exit code stands for, and its name: SIGSEGV, or exit code 3. exitcode: negative for a signal."""
     text = f"exit code {exitcode}"
     if exitcode < 0:
         with suppress(ValueError):
@@ -307,64 +300,46 @@ def exit_status(exitcode: int) -> tuple[Status, str]:
 
 
 class _Inside:
-    """The worker's own end of the pipe; and, where candidates run in its process, what they must leave as they found it."""
+    """The worker's own end of the pipe; and, where candidates run in its process, the state that they must not change."""
 
     def __init__(self, pipe: int, output: Path, *, candidates: bool) -> None:
         self._pipe, self._pid, self._candidates = pipe, os.getpid(), candidates
         self._tasks = open(pipe, "rb", closefd=False)  # noqa: SIM115
-        self._output, self._mark = output, mark_scratch(output.parent)
+        self._scratch = output.parent
         self._files = {descriptor: _identity(descriptor) for descriptor in (0, 1, 2, pipe)}
-        self._folder = Path().stat()  # by the name ".", which it has even if it is removed
+        self._folder = Path().stat()  # "." is there even if the folder has been removed
         self._arithmetic = _arithmetic() if candidates else None
 
     def run_next(self) -> None:
-        """Raises EOFError if there will be none."""
+        """Runs one task and answers it. Raises EOFError if there will be none."""
         task, arguments, answered = pickle.load(self._tasks)
         with suppress(OSError):
-            os.ftruncate(2, 0)  # what earlier tasks printed
+            os.ftruncate(2, 0)  # the output of earlier tasks
         for _ in range(_CLEANED):
-            answer = self._run(task, arguments)
-            if is_marked(self._output.parent, self._mark):
-                break  # else its temporary files were cleaned away under it, which is nobody's fault here
+            mark = None
+            try:
+                restore_scratch(self._scratch)
+                mark = scratch_mark(self._scratch)
+                answer = _Answer(value=task(*arguments))
+                self.check()
+            except (_SideEffectError, EvoError) as error:
+                answer = _Answer(error=error)
+            except BaseException as error:  # the other side may not know its class
+                text = "".join(traceback.format_exception(error))
+                answer = _Answer(error=EngineError(f"{type(error).__name__}: {error}\n{text}"))
+            if scratch_mark(self._scratch) == mark:
+                break
         if answered:
             self.send(answer)
 
-    def _run(self, task: Callable[..., Any], arguments: tuple[Any, ...]) -> _Answer:
-        try:
-            self._restore_scratch()
-            answer = _Answer(value=task(*arguments))
-            self.check()
-        except (_SideEffectError, EvoError) as error:
-            answer = _Answer(error=error)
-        except BaseException as error:  # of a class that the other side may not know
-            text = "".join(traceback.format_exception(error))
-            answer = _Answer(error=EngineError(f"{type(error).__name__}: {error}\n{text}"))
-        return answer
-
-    def _restore_scratch(self) -> None:
-        """Raises DeviceError."""
-        if is_marked(self._output.parent, self._mark):
-            return
-        try:
-            mark = mark_scratch(self._output.parent)
-            write_output_to(self._output)
-        except OSError as error:
-            raise DeviceError(
-                f"the folder for temporary files {self._output.parent} was removed, and cannot be made again"
-                f" ({error.strerror}): set TMPDIR to another one"
-            ) from error
-        os.dup2(mark, self._mark, inheritable=False)
-        os.close(mark)
-        self._files |= {descriptor: _identity(descriptor) for descriptor in (1, 2)}
-
     def check(self) -> None:
-        """Raises _SideEffectError."""
+        """Raises _SideEffectError for what candidates have done to the process."""
         self._end_copy()
         if self._candidates and (done := self._side_effect()):
             raise _SideEffectError(done)
 
     def _side_effect(self) -> str:
-        """What was done that no computation does, in a few words; empty if nothing was. Ends no process."""
+        """The side effect of a candidate that no computation has, in a few words; empty if there is none."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
@@ -386,13 +361,13 @@ class _Inside:
             data = data[os.write(self._pipe, data) :]
 
     def _end_copy(self) -> None:
-        """A candidate that forks goes on in two processes."""
+        """Ends a copy of this process that a candidate has made by fork."""
         if os.getpid() != self._pid:
             os._exit(0)
 
 
 def _identity(descriptor: int) -> tuple[int, int] | None:
-    """Which file an open descriptor stands for; None if it is closed."""
+    """Device and inode of an open descriptor's file; None if it is closed."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -401,11 +376,8 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 
 def _arithmetic() -> tuple[float, ...]:
-    """The number of threads that PyTorch computes with, and sums that depend on the rounding mode.
-
-    A call of omp_set_num_threads changes the first. A rounding mode that is not restored changes the others, and so does
-    code linked with -ffast-math, where denormal numbers count as zero.
-    """
+    """The number of PyTorch's threads, which omp_set_num_threads changes, and sums that a rounding mode changes that is not
+    restored, or code linked with -ffast-math, where denormal numbers count as zero."""
     import torch
 
     one, tiny, smallest = _NUMBERS
@@ -416,8 +388,8 @@ _inside: list[_Inside] = []
 
 
 def enter_stage(name: str, found: Any = None) -> None:
-    """In a task: its next stage begins, with a time limit of its own. A candidate that has harmed the process so far gets
-    no further. found: is known even if the process is lost in that stage."""
+    """Begins the next stage of the task that calls this; each stage has a time limit of its own. A candidate that has harmed
+    the process so far gets no further. found: known to the command even if the process is lost in the new stage."""
     for inside in _inside:
         inside.check()
         inside.send(_Answer(stage=name, value=found))
@@ -426,9 +398,9 @@ def enter_stage(name: str, found: Any = None) -> None:
 def _serve(
     conn: Connection, output: Path, prepare: Callable[..., None], arguments: tuple[Any, ...], candidates: bool
 ) -> None:
-    """What a worker does from beginning to end."""
+    """The whole life of a worker process."""
     leave_server()
-    os.close(mark_scratch(output.parent))  # it is made again where it was cleaned away
+    restore_scratch(output.parent)
     write_output_to(output)
     prepare(*arguments)
     inside = _Inside(conn.fileno(), output, candidates=candidates)

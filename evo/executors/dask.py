@@ -1,13 +1,13 @@
 """Runs work on the workers of a Dask cluster: builds wherever there are threads, measurements where there is a device.
 
 Each worker process of the cluster that is given a task opens a `LocalExecutor` of its own, so a candidate is built, judged
-and ended as it is on one machine. Dask carries requests and results, moves a binary to the device that wants it, once, and
-hands the work of a worker that is gone to another. A device is a resource of that name: `dask worker ADDRESS --nthreads 8
---resources device=1` has one, and builds with the other seven threads. Devices of one kind measure for a search; workers
-that have others build for it, and may measure for another search at the same time.
+and ended as it is on one machine. Dask carries requests and results, and hands the work of a worker that is gone to another.
+A device is a resource of that name: `dask worker ADDRESS --nthreads 8 --resources device=1` has one, and builds with the
+other seven threads. Devices of one kind measure for a search; workers that have other kinds build for it, and may measure
+for another search at the same time.
 
-A connection that is lost is made again, and what was not answered is asked for again: each request has one answer. Builds
-and measurements may so be done twice; a second answer is dropped.
+A lost connection is made again, and every request without an answer is sent again. A build or a measurement may therefore
+be done twice; the second answer is dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -53,43 +53,37 @@ DEVICE = "device"
 """The resource of a worker that a measurement takes one of."""
 
 _ANSWER_S = 10.0
-"""How long a scheduler may take to answer at first, and to give a result that it has."""
+"""Longest wait for a scheduler's first answer, and for a result that it has."""
 _COMING_S, _STARTING_S = 30.0, 120.0
-"""How long a worker with a device may take to come, where no cluster is started; and to import what it needs."""
+"""Longest wait for a first worker with a device, where no cluster is started; and for a worker to import the engine."""
 _SETTLING_S = 1.0
-"""How long none may have come before a search begins: how many there are then decides how much it has in flight."""
+"""A search begins when no worker has come for so long: the number of workers then decides how much it has in flight."""
 _AWAY_S = 600.0
-"""How long a search waits for a scheduler, or for a worker with a device, that is gone."""
+"""Longest wait for a scheduler, or for a worker with a device, that is gone."""
 _TICK_S = 1.0
 _FETCHED_AT_ONCE = 8
-"""Results: each takes several messages to the scheduler and back."""
-_KEPT_BUILDS = 256
-"""Whose binaries stay on the workers that have them."""
+"""Number of results that are fetched in parallel: each takes several messages to the scheduler and back."""
 _ATTEMPTS = 8
-"""Of a request whose workers are lost, most often with others that wait there: a candidate's own faults end no worker."""
+"""Number of lost workers after which a request is given up. Most are lost to other work: a candidate ends no worker."""
 _AHEAD = 2
-"""Measurements that a worker begins with for each device, as those of a `LocalExecutor`: it has the next one at hand."""
-
-_ELSEWHERE = Build(status=Status.CRASH, arch="", compiler="", source_digest="")
-"""In place of a build that goes another way."""
+"""Number of measurements that a worker has at hand for each device, as a `LocalExecutor` has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Setup:
-    """What a worker needs to know of a search."""
+    """A search, as its workers know it. `session` is unique. `config`: a worker replaces `cache_dir`, `builders` and
+    `devices` by its own."""
 
     session: str
-    """No other has it."""
     target: str
     version: str
     config: ExecutorConfig
-    """`cache_dir`, `builders` and `devices` are the worker's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Folder:
-    """Of a kernel that workers may not have: tens of kilobytes that travel with every request. What a scheduler tells all
-    workers at once it waits for, also from one that hangs."""
+    """The folder of a kernel, which workers may not have: tens of kilobytes that travel with every request. A scheduler that
+    tells all workers at once waits for each of them, also for one that hangs."""
 
     name: str
     digest: str
@@ -107,17 +101,18 @@ class _Folder:
 
 @dataclass(kw_only=True, eq=False)
 class _Job:
-    """A request and the future that waits for its result; the task of the cluster that is at it."""
+    """A request, the future that waits for its result, and the task of the cluster that makes it.
+
+    work: name of a method of `Executor`, and its arguments beyond the request. task: None if it is to be sent again. place:
+    address of the worker that measures it.
+    """
 
     request: Request | RaceRequest
     work: tuple[Any, ...]
-    """The name of the method of `Executor` that is asked for, and its arguments beyond the request."""
     generation: int = 0
     future: Future[Any] = field(default_factory=Future)
     task: Any = None
-    """None where it is to be asked for again."""
     place: str = ""
-    """The address of the worker that measures it."""
     attempts: int = 0
     since_s: float = field(default_factory=time.monotonic)
 
@@ -127,11 +122,11 @@ class _Job:
 
 
 class DaskExecutor:
-    """See `evo.executors.Executor`."""
+    """The executor of a Dask cluster."""
 
     def __init__(self, target: str, config: ExecutorConfig) -> None:
         """Raises UsageError, DeviceError if the cluster cannot be used."""
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said here
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # whatever matters to a search is reported here
         self._setup = _Setup(session=uuid.uuid4().hex, target=target, version=__version__, config=config)
         self._client: Any = None
         self._cluster, self._address, wanted = _cluster(config.scheduler)
@@ -140,15 +135,13 @@ class DaskExecutor:
         self._generation = self.losses = 0
         self._closed = threading.Event()
         self._settling = ThreadPoolExecutor(_FETCHED_AT_ONCE, thread_name_prefix="evo-dask")
-        self._builds: OrderedDict[int, tuple[Build, Any]] = OrderedDict()
-        """By identity, with the task of the cluster whose result it is: a binary goes from worker to worker."""
         self._folder = cache(_Folder.of)
         self._kinds: dict[str, str] = {}
-        """What the device of each worker that has one is called, by address; empty until it answers, or if it does not."""
+        """Name of each worker's device, by the worker's address; empty until the worker answers."""
         self._kind = ""
-        """What those are called that measure; empty before it is decided."""
+        """Name of the devices that measure; empty before it is decided."""
         self._places: dict[str, int] = {}
-        """The number of devices of each worker that measures, by its address."""
+        """Number of devices of each worker that measures, by the worker's address."""
         try:
             self._client = _connect(self._address)
             self.builders = self._wait_for_workers(wanted)
@@ -182,22 +175,15 @@ class DaskExecutor:
         self._generation += 1
 
     def in_flight(self) -> tuple[InFlight, ...]:
-        """Those that were asked for; the cluster does not tell which of them have begun."""
+        """All candidates that were sent; the cluster does not tell which of them have begun."""
         now = time.monotonic()
         with self._lock:
-            jobs = list(self._jobs)
-        found = [
-            InFlight(
-                genome=job.request.genome,
-                workload=job.request.workload,
-                stage="asked",
-                seconds=now - job.since_s,
-                left_s=None,
-            )
-            for job in jobs
-            if isinstance(job.request, Request)
-        ]
-        return tuple(sorted(found, key=lambda work: -work.seconds))
+            sent = sorted(((now - job.since_s, job.request) for job in self._jobs), key=lambda work: -work[0])
+        return tuple(
+            InFlight(genome=request.genome, workload=request.workload, stage="asked", seconds=seconds, left_s=None)
+            for seconds, request in sent
+            if isinstance(request, Request)
+        )
 
     def wind_down(self) -> None:
         """Tasks that run go on; nobody waits for those that build."""
@@ -241,22 +227,15 @@ class DaskExecutor:
         return job.future
 
     def _send(self, job: _Job) -> None:
-        """Asks the cluster. Where it cannot be asked now, that is done when the connection is back."""
-        with self._lock, suppress(Exception):  # the client has many that say that it is not connected
-            setup, request = self._setup, job.request
-            folder = self._folder(request.kernel)
-            if job.building:
-                task: Any = self._client.submit(_build, setup, folder, request, pure=False)
-            else:
-                builds = [self._task_of(build) for build in _builds_of(request)]
-                bare = _with_builds(request, [_ELSEWHERE] * len(builds))
-                # Dask would measure it where it was built, and takes a device for as many as the worker has threads.
+        """Sends a request to the cluster. Without a connection `_missing` does so when there is one again."""
+        with self._lock, suppress(Exception):  # the client has many exceptions for a lost connection
+            options: dict[str, Any] = {}
+            if not job.building:  # Dask itself takes a device for as many measurements as the worker has threads
                 waiting = Counter(other.place for other in self._jobs if other.task is not None)
                 job.place = min(self._places, key=lambda place: waiting[place] / self._places[place])
-                arguments = (setup, folder, bare, builds, job.work, job.generation)
                 options = {"workers": [job.place], "resources": {DEVICE: 1 / _AHEAD}, "priority": 1}
-                task = self._client.submit(_measure, *arguments, pure=False, **options)
-            job.task = task
+            arguments = (self._setup, self._folder(job.request.kernel), job.request, job.work, job.generation)
+            job.task = task = self._client.submit(_work, *arguments, pure=False, **options)
             task.add_done_callback(lambda done: self._settling.submit(self._settle, job, done))
 
     def _watch(self) -> None:
@@ -265,7 +244,7 @@ class DaskExecutor:
             now = time.monotonic()
             try:
                 missing = self._missing(0.0 if away_s is None else now - away_s)
-            except Exception as error:  # of a client whose connection is lost at that moment
+            except Exception as error:  # the connection is lost at this moment
                 missing = f"the cluster at {self._address} cannot be used: {_said(error)}"
             if missing and away_s is None:
                 _LOG.warning("evo: %s; the search waits for up to %.0f s", missing, _AWAY_S)
@@ -274,8 +253,8 @@ class DaskExecutor:
                 self._give_up(f"{missing}, for {_AWAY_S:.0f} s now; what was found so far is kept: resume when it is back")
 
     def _missing(self, seconds: float) -> str:
-        """What keeps the search from going on, for so many seconds now; empty if nothing does. Connects anew where that is
-        needed: also in place of a client that says that it is connecting, and has failed to."""
+        """What keeps the search from going on, for so many seconds now; empty if nothing does. Makes a new client where the
+        connection is lost, also in place of one that has failed to connect again, which says that it is connecting."""
         status = self._client.status
         if status in ("closed", "closing") or (status != "running" and seconds > 2 * _ANSWER_S):
             try:
@@ -283,7 +262,6 @@ class DaskExecutor:
             except EvoError as error:
                 return str(error)
             with self._lock:
-                self._builds.clear()
                 self._kinds.clear()
                 for job in self._jobs:
                     job.task = None
@@ -307,29 +285,25 @@ class DaskExecutor:
             deliver(job.future, DeviceError(reason))
 
     def _settle(self, job: _Job, task: Any) -> None:
-        """Tells a result; asks again for what was lost with a worker, the scheduler or the connection."""
+        """Delivers a result. What was lost with a worker, the scheduler or the connection is sent again."""
         if job.task is not task:
-            return  # it was asked again since
+            return  # it was sent again since
         result = self._answer(job, task)
         if result is None:
             self.losses += 1
             job.attempts += 1
             if job.attempts < _ATTEMPTS:
-                with self._lock:  # what else lay there may be lost, too
-                    job.task = None
-                    self._builds.clear()
+                job.task = None
                 return
             result = _lost(job, f"{job.attempts} workers that were at this were lost")
         with self._lock:
             self._jobs.discard(job)
-            if isinstance(result, Build) and result.binary is not None:
-                self._keep(result, task)
         deliver(job.future, result)
 
     def _answer(self, job: _Job, task: Any) -> object:
-        """A result, or an exception that the job ends with; None if the job is to be asked for again."""
+        """A result, or an exception that the job ends with; None if the job is to be sent again."""
         error: BaseException | None = None
-        with suppress(Exception):  # it is lost on its way
+        with suppress(Exception):  # the answer is lost on its way
             if task.status == "finished":
                 return task.result(timeout=_ANSWER_S)
             error = task.exception(timeout=_ANSWER_S) if task.status == "error" else None
@@ -337,26 +311,11 @@ class DaskExecutor:
             return None
         return error if isinstance(error, EvoError) else DeviceError(f"a worker of {self._address} fails: {_said(error)}")
 
-    # -- what stays on the workers ------------------------------------------------------------------------------------
-
-    def _keep(self, build: Build, task: Any) -> None:
-        self._builds[id(build)] = build, task
-        self._builds.move_to_end(id(build))
-        while len(self._builds) > _KEPT_BUILDS:
-            self._builds.popitem(last=False)
-
-    def _task_of(self, build: Build) -> Any:
-        """The task whose result it is; one that makes it from what is sent along, where there is none."""
-        _, task = self._builds.get(id(build), (None, None))
-        if task is None:
-            task = self._client.submit(_same, build, pure=False)
-        self._keep(build, task)
-        return task
-
     # -- the cluster --------------------------------------------------------------------------------------------------
 
     def _find_workers(self) -> tuple[int, int]:
-        """How many there are, and their threads. Finds those that measure: all with a device, before a kind is chosen."""
+        """Number of workers, and of their threads. Notes which workers measure: all that have a device of the chosen kind,
+        or any device before a kind is chosen."""
         found = self._client.scheduler_info(n_workers=-1)["workers"]
         devices = {a: n for a, worker in found.items() if (n := int(worker["resources"].get(DEVICE, 0)))}
         for gone in self._kinds.keys() - devices.keys():
@@ -373,12 +332,12 @@ class DaskExecutor:
             self._kinds[address] = asked.result(timeout=_ANSWER_S).name
         except EvoError:
             pass  # it has no such device, and builds
-        except Exception:  # its answer is lost: it is asked again
+        except Exception:  # the answer is lost, and the worker is asked again
             self._kinds.pop(address, None)
 
     def _choose_kind(self, named: str) -> str:
-        """Of the workers' devices the kind that the text names, or a part of one; all may be of one kind where it is empty.
-        Raises UsageError, and what they answer if none has a device that the target can use."""
+        """The kind of device whose name, or a part of it, was given; without a name, the only kind that there is. Raises
+        UsageError; and a worker's own error if no worker has a device that the target can use."""
         asking = ThreadPoolExecutor(len(self._places))
         tasks = {address: asking.submit(self._ask, [address], "device") for address in self._places}
         asking.shutdown()
@@ -398,8 +357,8 @@ class DaskExecutor:
         raise UsageError(f"{has}, whose times do not compare: {measures}; workers that have others build for it")
 
     def _wait_for_workers(self, wanted: int) -> int:
-        """Until there are as many as wanted, of which one has a device: how many builders. Raises DeviceError if none comes
-        that has one, UsageError for one of another version."""
+        """Number of builders, as soon as there are the wanted workers and one of them has a device. Raises DeviceError if
+        none with a device comes, UsageError for a worker with another version."""
         before, settled_s = 0, math.inf
         deadline = time.monotonic() + _COMING_S
         while True:
@@ -428,7 +387,7 @@ class DaskExecutor:
         return max(1, threads - sum(self._places.values()))
 
     def _ask(self, workers: list[str], *question: str) -> Any:
-        """What the target of one of these workers answers. Raises what it raises."""
+        """The answer of the target of one of these workers. Raises what the target raises."""
         asked = self._client.submit(_question, self._setup.target, *question, workers=workers, pure=False, priority=2)
         try:
             return asked.result(timeout=_STARTING_S)
@@ -447,13 +406,13 @@ class DaskExecutor:
 
 
 def _leave_interrupts() -> None:
-    """A terminal's ^C reaches the processes of a local cluster, too: it is for the command, which ends them."""
-    with suppress(ValueError):  # a worker that is a thread of the command
+    """Has a worker ignore ^C, which a terminal sends to a local cluster, too: the command ends its workers."""
+    with suppress(ValueError):  # this worker is a thread of the command
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _RemoteTarget:
-    """See `evo.executors.AskedTarget`. Each question is asked once."""
+    """The target of the workers that measure. Each question is asked once."""
 
     def __init__(self, name: str, ask: Callable[..., Any]) -> None:
         self.name, self._answer = name, cache(ask)
@@ -476,7 +435,7 @@ def _said(error: BaseException) -> str:
 
 
 def _cluster(scheduler: str) -> tuple[Any, str, int]:
-    """A cluster that is started, if a file describes one, the address of its scheduler, and how many workers to wait for.
+    """The cluster that a file describes, started, or None; its scheduler's address; and the number of workers to wait for.
     Raises UsageError."""
     if not scheduler:
         raise UsageError("--executor dask needs --scheduler tcp://HOST:8786, or --cluster FILE.yaml, which starts a cluster")
@@ -492,7 +451,7 @@ def _cluster(scheduler: str) -> tuple[Any, str, int]:
         cluster = getattr(importlib.import_module(module), name)(**job.get("options", {}))
         if "workers" in job:
             cluster.scale(wanted)
-    except Exception as error:  # of whichever class of cluster
+    except Exception as error:  # any class of cluster may raise anything
         if cluster is not None:
             cluster.close()
         raise UsageError(
@@ -507,27 +466,8 @@ def _connect(address: str) -> Any:
     make: Any = Client
     try:
         return make(address, timeout=_ANSWER_S, set_as_default=False, name="evo")
-    except Exception as error:  # a name that no resolver knows, a port that nobody listens at, a certificate
+    except Exception as error:  # an unknown name, a port that nobody listens at, a wrong certificate
         raise DeviceError(f"the scheduler at {address} does not answer ({_said(error)})") from error
-
-
-def _builds_of(request: Request | RaceRequest) -> list[Build]:
-    """Those that it is sent with."""
-    if isinstance(request, RaceRequest):
-        return [build for _, _, build in request.contenders]
-    beside = request.incumbent.build if request.incumbent is not None else None
-    return [build for build in (request.build, beside) if build is not None]
-
-
-def _with_builds(request: Any, builds: list[Build]) -> Any:
-    """The request with these in place of `_builds_of`."""
-    rest = iter(builds)
-    if isinstance(request, RaceRequest):
-        return replace(request, contenders=tuple((name, genome, next(rest)) for name, genome, _ in request.contenders))
-    incumbent, build = request.incumbent, next(rest) if request.build is not None else None
-    if incumbent is not None and incumbent.build is not None:
-        incumbent = replace(incumbent, build=next(rest))
-    return replace(request, build=build, incumbent=incumbent)
 
 
 def _lost(job: _Job, log: str) -> Build | Evaluation | RaceResult | DeviceError:
@@ -548,18 +488,14 @@ def _check_version(version: str, worker: str) -> None:
 
 _opening = threading.Lock()
 _open: dict[str, LocalExecutor] = {}
-"""By target."""
+"""Executors of this worker, by target."""
 _sessions: dict[str, int] = {}
-"""Those that use one, with the generation of its devices."""
+"""Searches that use them, each with the generation of its device processes."""
 _ended: set[str] = set()
 
 
 def _version() -> str:
     return __version__
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _question(target: str, question: str, *arguments: str) -> Any:
@@ -575,7 +511,7 @@ def _executor(setup: _Setup, generation: int) -> LocalExecutor:
         if setup.session not in _sessions:
             _check_version(setup.version, worker.address)
         if setup.target not in _open:
-            # A nanny's worker may have no children, lest they outlive it; these end with it (`end_with_command`).
+            # Dask forbids children to a nanny's worker, lest they outlive it. These end with it (`end_with_command`).
             getattr(multiprocessing.process.current_process(), "_config")["daemon"] = False  # noqa: B009
             count = int(worker.state.total_resources.get(DEVICE, 0))
             devices = ("",) if count == 1 else tuple(find_target(setup.target).devices())[:count] if count else ()
@@ -596,7 +532,7 @@ def _executor(setup: _Setup, generation: int) -> LocalExecutor:
 
 
 def _end_session(session: str) -> None:
-    """The last one ends what they have used. Not in this thread, which answers the scheduler."""
+    """Ends a search here; the last one closes the executors, in another thread, since this one answers the scheduler."""
     with _opening:
         _ended.add(session)
         if _sessions.pop(session, None) is not None and not _sessions:
@@ -611,8 +547,8 @@ def _local_folder() -> Path:
 
 @cache
 def _unpacked(sent: _Folder) -> str:
-    """The folder of a kernel on this worker, with what it shares with others. Raises UsageError if it would use more that
-    is shared here."""
+    """The folder of a kernel on this worker, shared files included. Raises UsageError if the kernel would use other shared
+    files of this worker."""
     folder = _local_folder() / sent.digest / sent.name
     for name, data in pickle.loads(zlib.decompress(sent.packed)).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -625,21 +561,11 @@ def _unpacked(sent: _Folder) -> str:
     return str(folder)
 
 
-def _local(request: Any, folder: _Folder) -> Any:
-    """The request with the kernel as this worker finds it."""
-    with _opening:
-        return replace(request, kernel=_unpacked(folder))
-
-
-def _build(setup: _Setup, folder: _Folder, request: Request) -> Build:
-    return _executor(setup, 0).build(_local(request, folder)).result()
-
-
-def _measure(
-    setup: _Setup, folder: _Folder, request: Any, builds: list[Build], work: tuple[Any, ...], generation: int
-) -> Any:
+def _work(setup: _Setup, folder: _Folder, request: Any, work: tuple[Any, ...], generation: int) -> Any:
     (method, *arguments), executor = work, _executor(setup, generation)
-    return getattr(executor, method)(_with_builds(_local(request, folder), builds), *arguments).result()
+    with _opening:
+        local = replace(request, kernel=_unpacked(folder))
+    return getattr(executor, method)(local, *arguments).result()
 
 
 EXECUTOR = DaskExecutor

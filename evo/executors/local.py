@@ -1,7 +1,7 @@
 """Runs work on this machine: builders, and for each device a worker that gates and times one candidate after another.
 
-What is decided here is the order of things: measurements one behind the other, and turns where building and timing would
-share cores. Each builder has a thread, and so has each device; what happens to a process is seen to in its thread.
+This module decides the order of things: measurements one behind the other, and turns where building and timing would share
+cores. Each builder and each device has a thread, which looks after its process.
 """
 
 import os
@@ -41,49 +41,48 @@ from evo.sanitize import Sanitized, sanitize
 from evo.targets import cached_build, find_target
 
 _AHEAD = 2
-"""Measurements that a device worker is given: the one it is at, and the next, so that it need not wait for this process."""
+"""Number of measurements that a device worker has: the present one and the next, so that it never waits for the command."""
 _KILLED = re.compile(r"signal terminated program|terminated with signal|exit code -\d")
-"""What a compiler says of a part of it that was killed, by a system that is out of memory or by somebody."""
+"""Message of a compiler a part of which was killed, by a system that is out of memory or by somebody."""
 _CHECKING_S = 120.0
-"""For compiling a candidate and drawing data before a sanitizer runs; one runs three processes at most."""
+"""Limit for compiling a candidate and drawing data before a sanitizer runs, in three processes at most."""
 _NICE = 10
-"""Of builders, where devices are timed meanwhile: launches, and the command that proposes, come first."""
+"""Niceness of builders beside devices that are timed: launches, and the command that proposes, come first."""
 
 
 class LocalExecutor:
-    """See `evo.executors.Executor`."""
+    """The executor of this machine."""
 
     def __init__(self, target: str, config: ExecutorConfig) -> None:
         self._target, self._config = target, config
         self.target, self.builders, self.devices = find_target(target), config.builders, len(config.devices)
         self._losses = 0
-        """Of builders, and of devices that are out of use."""
+        """Lost builders, and losses of devices that are out of use."""
         self._turns = self.target.shares_cores
         start_server()
         self._scratch, mark = make_scratch()
         self._mark = os.fdopen(mark)
         self._workers: set[Worker] = set()
-        """Those that may not have ended, guarded by `_starting`."""
-        self._starting = threading.Lock()
+        """Workers that may not have ended."""
         self._outstanding: set[Future[Any]] = set()
         self._closed = self._winding_down = False
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        """Guards all of this object but the devices, and tells their threads that something has changed."""
+        """Guards all of this object but the devices, and wakes the devices' threads."""
         self._may_build = threading.Condition(lock)
-        """Tells builders the same. A build wakes one of them, and a measurement none."""
+        """Wakes builders: a build one of them, and a measurement none."""
         self._builds: deque[Job] = deque()
         self._measurements: deque[Job] = deque()
         self._builders: list[Worker | None] = [None] * config.builders
         self._building_at: list[tuple[Request, float] | None] = [None] * config.builders
-        """By builder: what it is at, and since when by time.monotonic()."""
+        """The request that each builder works at, and since when, by time.monotonic()."""
         self._build_timeout = AdaptiveTimeout(floor_s=config.build_floor_s, ceiling_s=config.build_timeout_s)
         self._first: Request | RaceRequest | None = None
-        """Of all that were submitted."""
+        """The first request that was submitted."""
         self._measuring = False
-        """It is the device's turn."""
+        """Whether it is the devices' turn."""
         self._generation = 0
-        """How often the devices' processes have been renewed."""
+        """Number of times that the devices' processes have been renewed."""
         self._devices = [
             Device(partial(self._start_device, name), config, host_code=self._turns) for name in config.devices
         ]
@@ -153,10 +152,9 @@ class LocalExecutor:
             outstanding = list(self._outstanding)
             self._changed.notify_all()
             self._may_build.notify_all()
+            workers = list(self._workers)
         for future in outstanding:
             future.cancel()
-        with self._starting:
-            workers = list(self._workers)
         for worker in workers:
             worker.kill()
         for thread in self._threads:
@@ -185,15 +183,18 @@ class LocalExecutor:
         self, prepare: Callable[..., None], arguments: tuple[Any, ...], *, candidates: bool = False
     ) -> Worker:
         """Raises CancelledError when closed."""
-        with self._starting:
-            if self._closed:
-                raise CancelledError
-            worker = Worker(self._scratch, prepare, arguments, candidates=candidates)
+        if self._closed:
+            raise CancelledError
+        worker = Worker(self._scratch, prepare, arguments, candidates=candidates)
+        with self._changed:
             self._workers = {w for w in self._workers if not w.ended} | {worker}
-            return worker
+            if not self._closed:
+                return worker
+        worker.end()
+        raise CancelledError
 
     def _start_device(self, name: str, *, judges: bool = True) -> Worker:
-        """judges: candidates run in it, on a CPU in the process itself."""
+        """judges: candidates run in the worker, on a CPU in the process itself."""
         arguments = (self._target, self._scratch, self._config.candidate_memory_bytes, name)
         return self._start_worker(prepare_device, arguments, candidates=judges and self._turns)
 
@@ -238,8 +239,8 @@ class LocalExecutor:
             return True
 
     def _take(self, generation: int, *, wait: bool) -> Job | None:
-        """The next measurement, if one may begin for a device of that generation. wait: until one may; None only when
-        closed."""
+        """The next measurement, if a device of that generation may begin it. wait: until there is one; then None means that
+        the executor is closed."""
         with self._changed:
             while True:
                 if wait and self._measuring and not self._measurements:
@@ -252,7 +253,7 @@ class LocalExecutor:
                 self._changed.wait()
             if self._closed or not may_begin:
                 return None
-            if not wait:  # ahead of its turn: not what another device could begin with now
+            if not wait:  # ahead of its turn: another device may be free to begin the measurement now
                 idle = sum(device.posted == 0 for device in self._devices)
                 if len(self._measurements) <= idle or self._measurements[0].generation > generation:
                     return None
@@ -262,14 +263,14 @@ class LocalExecutor:
     # -- the builders' threads ----------------------------------------------------------------------------------------
 
     def _serve_builds(self, place: int) -> None:
-        with suppress(Exception):  # the first build has another one started, or says why there is none
+        with suppress(Exception):  # the first build starts another one, or says why there is none
             self._builder(place)
         while (begun := self._begin_build(place)) is not None:
             request, future = begun
             result: Build | BaseException
             try:
                 result = self._build(place, request, time.monotonic())
-            except BaseException as error:  # what breaks evo itself is told to whoever waits
+            except BaseException as error:  # an error of evo itself goes to whoever waits
                 result = error
             with self._changed:
                 self._building_at[place] = None
@@ -279,7 +280,7 @@ class LocalExecutor:
             worker.end()
 
     def _begin_build(self, place: int) -> tuple[Request, Future[Build]] | None:
-        """The next one, when it is the builders' turn; None when closed."""
+        """The next build, when it is the builders' turn; None when closed."""
         with self._may_build:
             self._may_build.wait_for(lambda: self._closed or (self._builds and not (self._turns and self._measuring)))
             if self._closed:
@@ -290,8 +291,8 @@ class LocalExecutor:
             return job.request, job.future
 
     def _build(self, place: int, request: Request, started_s: float, lost: int = 0) -> Build:
-        """lost: so many builders have died of it. It is tried twice, and more often where they were killed: by something
-        outside, which may as well strike again."""
+        """One build. lost: the number of builders that have died of it. It is tried twice, and more often where they were
+        killed from outside, which may as well happen again."""
         limit_s = self._build_timeout.limit_s()
         try:
             worker = self._builder(place)
@@ -331,7 +332,7 @@ class LocalExecutor:
 
 
 def prepare_builder(target: str, scratch: Path, memory_bytes: int) -> None:
-    """A builder ends with its compiler: at once when it is ended, and when the process that wanted it is gone."""
+    """Sets a builder up. It ends with its compiler: when it is ended, and when the command is gone."""
     name_process("evo-builder")
     confine(scratch, limit_files=True)
     limit_data(memory_bytes)
@@ -342,8 +343,8 @@ def prepare_builder(target: str, scratch: Path, memory_bytes: int) -> None:
 
 
 def build(request: Request, cache_dir: str) -> Build:
-    """Renders and compiles one candidate. A failing candidate is a Build that says so. Raises KernelError where the kernel's
-    files are not those of the request, before or after."""
+    """Renders and compiles one candidate. A failing candidate is a Build that says so. Raises KernelError where, before or
+    afterwards, the kernel's files are not those of the request."""
     built = _build(load_kernel(request.kernel, request.kernel_digest), request, cache_dir)
     load_kernel(request.kernel, request.kernel_digest)
     return built

@@ -1,7 +1,7 @@
 """Whether a candidate is right, how fast it is, and how sure that is: the gate, the clock, references, buffers.
 
-What is asked of worker processes is a `Request` or a `RaceRequest`: names and frozen data only, for the worker loads the
-kernel itself. `evo.measure.harness` answers both in a device process.
+A worker process is asked by a `Request` or a `RaceRequest`: names and frozen data only, for the worker loads the kernel
+itself. `evo.measure.harness` answers both in a device process.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from evo.problem.kernel import Case, Workload
 
 NO_MEMORY, NO_TIME, FAILING = "no memory", "no time left", "a function of kernel.py fails"
 UNLAUNCHABLE, NOT_FAR = "a grid that cannot be launched is left to PyTorch", "none of its data can lie far apart"
-"""Why a case is left out."""
+"""Reasons why a case is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """What all candidates of a workload are judged with."""
+    """The data that all candidates of a workload are judged with.
+
+    kernel: its name, or the path of its folder, by which workers find it. kernel_digest: the digest that it must have there;
+    empty for any. seed: draws the data.
+    """
 
     kernel: str
-    """Name, or path of its folder, by which workers find it."""
     kernel_digest: str = ""
-    """The digest that it must have there; empty if anything will do."""
     target: str
     workload: Workload
     seed: int = 0
-    """Draws the data."""
 
     @property
     def data(self) -> TaskData:
-        """Of what is asked for, or done, with them."""
+        """These fields alone, without those of a request."""
         return TaskData(**{f.name: getattr(self, f.name) for f in fields(TaskData)})
 
 
@@ -48,44 +49,41 @@ class Incumbent:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(TaskData):
-    """Build one candidate for one workload; with its `build`: gate it and, if it passes and `time` is set, time it beside
-    the reference; and beside the incumbent, if it comes close to that."""
+    """Build one candidate for one workload. A request with a `build`: gate it and, if it passes and `time` is set, time it
+    beside the reference; and beside the incumbent, if it comes close to that. cases: gate cases beyond the kernel's own."""
 
     arch: str
     genome: Genome
     build: Build | None = None
-    """None of what is yet to be built."""
     time: bool = True
     incumbent: Incumbent | None = None
     cases: tuple[Case, ...] = ()
-    """That it is gated on beyond the kernel's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaceRequest(TaskData):
     """Time several gated binaries and the kernel's baselines for one workload, interleaved in one race.
 
-    `contenders`: (name, genome, build). `baselines`: names; the kernel's reference is always among them.
+    contenders: (name, genome, build). baselines: names; the kernel's reference is always among them. hot: a second race with
+    all calls on one set, if that fits half the cache. limit_s: each race ends then, once it has rounds for an interval.
+    reference_us: the reference's usual time with cold caches, as far as it is known; a time far from it is disturbed.
     """
 
     contenders: tuple[tuple[str, Genome, Build], ...]
     baselines: tuple[str, ...]
     hot: bool = False
-    """Also with all calls on one set, if that fits half the cache."""
     limit_s: float = math.inf
-    """Each of the two takes no longer, as far as it then has rounds for an interval."""
     reference_us: float = math.inf
-    """The reference's usual time with cold caches, as far as it is known: what is far from it is disturbed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaceResult:
-    """Timings of every contender and baseline, by protocol; or the reason why there are none."""
+    """Timings of every contender and baseline, by protocol; or, as `log`, the reason why there are none. refused: (name,
+    reason) of contenders that could not be loaded, and of contenders and baselines whose output was wrong. device_lost: as
+    in `evo.evaluation.Evaluation`."""
 
     timings: tuple[Timing, ...] = ()
     log: str = ""
     refused: tuple[tuple[str, str], ...] = ()
-    """(name, reason) of contenders that could not be loaded, and of contenders and baselines whose output was wrong."""
     seconds: float = 0.0
     device_lost: bool = False
-    """See `evo.evaluation.Evaluation`."""

@@ -17,17 +17,13 @@ from evo.errors import LaunchError
 from evo.problem.kernel import Kernel, Tensors
 
 GUARD_BYTES = 16 << 10
-"""On either side of every tensor: as much as a block of 1024 threads reads in vectors of 16 bytes."""
-
+"""Guard on either side of every tensor: as much as a block of 1024 threads reads in vectors of 16 bytes."""
 WIDE_GUARD_BYTES = 1 << 20
-"""Where memory is written and looked at so fast that it costs nothing, or seldom: a whole tile of rows beside a tensor."""
-
+"""Guard where it costs nothing, on a GPU or if it is seldom looked at: a whole tile of rows beside a tensor."""
 _ALIGNMENT = 512
-"""Bytes, as of PyTorch's allocator on a GPU."""
-
+"""Alignment in bytes of PyTorch's allocator on a GPU."""
 _SPARE_BYTES = 256 << 10
-"""On either side of all sets, so that a write far beyond the first or the last set hits nothing else."""
-
+"""Memory on either side of all sets, so that a write far beyond the first or the last set hits nothing else."""
 NAN, HUGE, ZERO = 0xFF, 0x6B, 0x00
 """Bytes that memory is filled with. As float16, bfloat16, float32 and float64 they make a NaN that no arithmetic makes;
 3798, 2.8e26, 2.8e26 and 1e209; and 0."""
@@ -35,14 +31,13 @@ NAN, HUGE, ZERO = 0xFF, 0x6B, 0x00
 
 @dataclass(frozen=True, kw_only=True)
 class _Span:
-    """Where a tensor lies, in bytes from the beginning."""
+    """Place of a tensor in a set, in bytes. like: a tensor of its dtype, sizes and strides, without memory."""
 
     name: str
     is_output: bool
     start: int
     end: int
     like: torch.Tensor
-    """Its dtype, sizes and strides."""
 
     def view(self, storage: torch.Tensor) -> torch.Tensor:
         flat = storage[self.start : self.end].view(self.like.dtype)
@@ -51,17 +46,17 @@ class _Span:
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """An input, or a guard: what a candidate must leave as it is. In bytes from the beginning."""
+    """An input or a guard, which a candidate must not change; its place in a set, in bytes. tensor: the input, or the tensor
+    nearest to the guard."""
 
     start: int
     end: int
     is_guard: bool
     tensor: str
-    """The input, or the tensor that the guard is nearest to."""
 
 
 class Layout:
-    """Where the tensors of a set lie: guard, input, guard, ..., output, guard.
+    """Places of the tensors of a set: guard, input, guard, ..., output, guard.
 
     Every tensor starts `offset` elements past an aligned address (see `Case.offset`) and has the strides of the given one;
     the gaps between its elements are guards too.
@@ -93,9 +88,9 @@ class Layout:
         self.absent = tuple(n for n, t in inputs.items() if t is None)
         ends = [(0, 0), *((s.start, s.end) for s in spans if s.is_output), (self.size, self.size)]
         self.fixed = tuple((end, start) for (_, end), (start, _) in pairwise(ends))
-        """Bytes that a candidate must leave as they are: all but the outputs, as (start, end)."""
+        """Ranges of bytes that a candidate must not change, as (start, end): all but the outputs."""
         self.pieces = tuple(self._pieces())
-        """The same, by what lies there."""
+        """The same bytes, each input and guard by itself."""
 
     def _pieces(self) -> Iterator[_Piece]:
         at, before = 0, ""
@@ -113,12 +108,11 @@ class Layout:
 
 @dataclass
 class Operands:
-    """The tensors of a call."""
+    """The tensors of a call. arguments: those of an entry point, without a workspace, made once for all candidates."""
 
     inputs: Tensors
     outputs: dict[str, torch.Tensor]
     arguments: tuple[object, ...] | None = None
-    """Arguments of an entry point that is called on them, without a workspace: read once, for all candidates."""
 
 
 class Memory(Operands):
@@ -133,7 +127,7 @@ class Memory(Operands):
         self._fixed = [words_of(self.bytes, start, end) for start, end in layout.fixed]
 
     def fill(self, inputs: Tensors, guard: int) -> None:
-        """Writes the inputs, and that byte everywhere else."""
+        """Writes the inputs, and the byte everywhere else."""
         self.bytes.fill_(guard)
         self.write(inputs)
 
@@ -143,11 +137,11 @@ class Memory(Operands):
                 copy_once(own, t)
 
     def changes(self, image: Memory) -> list[torch.Tensor]:
-        """For each piece between the outputs, whether it differs from `image`: 0 or 1 in float64, on the device."""
+        """Whether each piece between the outputs differs from `image`: 0 or 1 in float64, on the device."""
         return [(a != b).any().double() for a, b in zip(self._fixed, image._fixed, strict=True)]
 
     def changed(self, image: Memory) -> str:
-        """Which input or guard differs from `image`, in words."""
+        """The inputs or guards that differ from `image`, in words."""
         one, other = self.bytes, image.bytes
         return _complaint(p for p in self.layout.pieces if not torch.equal(one[p.start : p.end], other[p.start : p.end]))
 
@@ -164,22 +158,22 @@ class Arena:
         self.sets = tuple(Memory(layout, device, self.bytes[i]) for i in range(count))
 
     def output_sums(self, first: int, last: int) -> torch.Tensor:
-        """Of the outputs in sets `first` to before `last`: int64 [last - first, outputs]."""
-        # Up to the next whole word: what follows an output is guard.
+        """Sums of the outputs in sets `first` to before `last`: int64 [last - first, outputs]."""
+        # Up to the next whole word: an output is followed by a guard.
         sums = [_sums(self.bytes[first:last], s.start, -(-s.end // 8) * 8) for s in self.layout.spans if s.is_output]
         return torch.stack(sums, 1)
 
     def fixed_sums(self) -> torch.Tensor:
-        """Of each guard and each input, in all sets: int64 [sets, pieces]."""
+        """Sums of each guard and each input, in all sets: int64 [sets, pieces]."""
         return torch.stack([_sums(self.bytes, p.start, p.end) for p in self.layout.pieces], 1)
 
     def changed(self, before: torch.Tensor) -> str:
-        """What differs from earlier `fixed_sums`, in words; empty if nothing does."""
+        """The inputs or guards that differ from earlier `fixed_sums`, in words; empty if none does."""
         differ = (before != self.fixed_sums()).any(0).tolist()
         return _complaint(p for p, differs in zip(self.layout.pieces, differ, strict=True) if differs)
 
     def poison(self, first: int, last: int, byte: int) -> None:
-        """Fills the outputs in sets `first` to before `last` with that byte."""
+        """Fills the outputs in sets `first` to before `last` with a byte."""
         for s in self.layout.spans:
             if s.is_output:
                 words = words_of(self.bytes[first:last], s.start, s.end)
@@ -188,14 +182,13 @@ class Arena:
 
 
 class Workspace:
-    """Memory for what the launches of a call pass on, between guards: `tensors`, of one dimension, by name. All calls of a
-    candidate share it, as the temporaries of successive calls of PyTorch's do."""
+    """Memory for intermediate results of a call's launches, between guards: `tensors`, of one dimension, by name. All calls
+    of a candidate share it, as successive calls of PyTorch share the memory of temporaries. bytes: with the guards."""
 
     def __init__(self, kernel: Kernel, sizes: Sequence[tuple[str, int]], device: torch.device) -> None:
-        """sizes: elements by name. Raises LaunchError for what there is no memory for."""
+        """sizes: elements by name. Raises LaunchError where there is no memory."""
         self.tensors: dict[str, torch.Tensor] = {}
         self.bytes = torch.empty(0, dtype=torch.uint8, device=device)
-        """With the guards; none where there is no workspace."""
         self._guards: tuple[_Piece, ...] = ()
         self._zeroed: list[torch.Tensor] = []
         if sizes:  # a gate makes one for every case of every candidate
@@ -221,36 +214,36 @@ class Workspace:
         self._zeroed = [t for name, t in self.tensors.items() if arguments[name].zeroed]
 
     def fill(self, byte: int) -> None:
-        """Writes that byte everywhere."""
+        """Writes a byte everywhere."""
         self._byte = byte
         self.bytes.fill_(byte)
 
     def poison(self, byte: int) -> None:
-        """Writes that byte to the tensors."""
+        """Writes a byte to the tensors."""
         for t in self.tensors.values():
             t.view(torch.uint8).fill_(byte)
 
     def zero(self) -> None:
-        """What a call begins with."""
+        """Zeroes the tensors that a call expects to be zero."""
         for t in self._zeroed:
             t.zero_()
 
     @property
     def left(self) -> list[torch.Tensor]:
-        """The tensors that are not zeroed before a call: what is read there, launches of the same call have written."""
+        """The tensors that are not zeroed before a call: their contents come from launches of the same call."""
         return [t for t in self.tensors.values() if t.numel() and all(t is not z for z in self._zeroed)]
 
     def changes(self) -> list[torch.Tensor]:
-        """For each guard, whether it is not as it was filled: 0 or 1 in float64, on the device."""
+        """Whether each guard has changed since `fill`: 0 or 1 in float64, on the device."""
         return [(self.bytes[g.start : g.end] != self._byte).any().double() for g in self._guards]
 
     def changed(self) -> str:
-        """Beside which tensors was written, in words; empty if nowhere."""
+        """The tensors beside which memory was written, in words; empty if none was."""
         return _complaint(g for g, differs in zip(self._guards, self.changes(), strict=True) if differs)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated."""
+    """Bytes that can still be allocated."""
     if device.type != "cuda":
         return int(psutil.virtual_memory().available)
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -258,8 +251,8 @@ def free_bytes(device: torch.device) -> int:
 
 
 def has_room(device: torch.device, size: int) -> bool:
-    """Whether so many bytes can be allocated, by the recording of a graph, too: that cannot draw on what the allocator
-    keeps, which is given back where it is needed."""
+    """Whether so many bytes can be allocated, also by the recording of a graph, which cannot use the memory that PyTorch's
+    allocator keeps: where it is needed, that is given back."""
     if device.type != "cuda":
         return free_bytes(device) >= size
     if torch.cuda.mem_get_info(device)[0] < size:
@@ -286,13 +279,13 @@ def _allocate(count: int, size: int, device: torch.device) -> torch.Tensor:
 
 
 def copy_once(into: torch.Tensor, content: torch.Tensor) -> None:
-    """Copies a tensor into another of its shape; what a stride of 0 repeats there, once."""
+    """Copies a tensor into another of its shape; elements that a stride of 0 repeats there are copied once."""
     once = tuple(slice(None if stride else 1) for stride in into.stride())
     into[once].copy_(content[once])
 
 
 def sum_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The sum of all their bits as integers, modulo 2^64: one int64. All are on one device."""
+    """The sum of all bits of tensors of one device as integers, modulo 2^64: one int64."""
     words = (t.view(torch.int64) if _is_words(t) else bits(t) for t in tensors)
     sums = [w.sum(dtype=torch.int64) for w in words]
     return torch.stack(sums).sum() if sums else torch.zeros((), dtype=torch.int64)
@@ -322,7 +315,7 @@ def extent(tensor: torch.Tensor) -> int:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bits as integers, so that NaN equals itself, and bool is what was written, which may be no bool."""
+    """The tensor's bits as integers, so that NaN equals itself, and a bool that is neither 0 nor 1 shows."""
     if not tensor.is_floating_point() and tensor.dtype != torch.bool:
         return tensor
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])

@@ -1,4 +1,4 @@
-"""The clock: how long does a call take, against what, and how sure is that?
+"""The clock: how long a call takes, compared with a reference, and how sure that is.
 
 Contenders are prepared once (a CUDA graph of many calls on a GPU, a plain loop on a CPU) and then run in
 interleaved rounds whose order alternates (ABBA, then BAAB), so that drifting clocks and other programs affect all alike.
@@ -22,39 +22,35 @@ from numpy.typing import NDArray
 from evo.evaluation import BOOTSTRAP_SAMPLES, Gain, Timing
 
 if TYPE_CHECKING:
-    from evo.measure.harness import RaceCheck  # imports PyTorch
+    from evo.measure.race_check import RaceCheck  # imports PyTorch
     from evo.targets import Replay, Session
 
 COLD_CACHE_MULTIPLE = 3
 """Cold sets together hold at least this many times the last-level cache: the part of a sample's writes that is still in
 the cache at its end is small."""
-
 _MAX_SETS = 512
-
 _HOPELESS = 1.1
-"""A candidate is let go when every sample of the first pairs is this factor slower than its incumbent."""
-
+"""A candidate is let go when every sample of the first pairs is slower than its incumbent by this factor."""
 CLOSE = 1.02
-"""Up to this factor beyond its incumbent a candidate gets twice the rounds, for an interval half as wide."""
-
+"""A candidate within this factor of its incumbent gets twice the rounds, for an interval half as wide."""
 OVERTIME, _VAIN = 2.0, 0.3
-"""A race of which rounds were disturbed ends after so many times its limit, whatever it has; where all of them were, after
-such a share of it. On a busy machine a pair of rounds can take half a minute."""
-
+"""A race with disturbed rounds ends after so many times its limit; one with disturbed rounds alone, after such a share of
+it. On a busy machine a pair of rounds can take half a minute."""
 _BOOTSTRAP_RESAMPLES = 400
-
 USUAL_RACES, _LEAST_RACES = 64, 8
-"""The reference's usual time is known by so many of the last races, and must be by so few."""
+"""Largest and least number of last races that tell the reference's usual time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How a race is run.
+    """The rules of a race.
 
-    sample_us: a sample of a contender should take at least so long, so that fixed costs vanish in it.
-    cold: no call finds its data in the cache.
-    rounds: at least `min_rounds`; up to `max_rounds` while the interval of a contender's ratio is wider than
-    `precision` (relative).
+    min_rounds, max_rounds: number of rounds; more than the least while the relative interval of a contender's ratio is wider
+    than `precision`. sample_us: least duration of a sample, so that fixed costs vanish in it. cold: no call finds its data
+    in the cache. limit_s: wall time after which a race ends with the next pair of rounds; on a busy machine a call of
+    several threads can take a scheduler's time slice, a hundred times as long as usual. least_rounds: undisturbed rounds
+    that are taken however long they last. far: a sample that takes so many times its contender's least disturbs its round.
+    pause_s: longest pause after a disturbed pair of rounds, which waits for a burst of load to end.
     """
 
     name: str
@@ -64,31 +60,25 @@ class Protocol:
     cold: bool = True
     precision: float = 0.01
     limit_s: float = 60.0
-    """Wall time after which a race ends with the next pair of rounds. On a busy machine a call of several threads can take
-    a scheduler's time slice, a hundred times what it took when the samples were sized."""
     least_rounds: int = 2
-    """Rounds that are taken however long they last, unless they are disturbed."""
     far: float = 2.0
-    """A sample that takes so many times its contender's least disturbs its round."""
     pause_s: float = 0.0
-    """Longest pause after a disturbed pair of rounds: a race waits for a burst of load to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Microseconds per call, one row a round, one column a contender."""
+    """Microseconds per call, one row a round, one column a contender. discarded: number of disturbed rounds that were taken
+    again. disturbed: number of disturbed rounds that were kept, for there were too few others."""
 
     names: tuple[str, ...]
     us: NDArray[np.float64]
     discarded: int = 0
-    """Disturbed rounds that were taken again."""
     disturbed: int = 0
-    """Disturbed rounds among those kept: there were too few others."""
 
 
 def sets_for(set_bytes: int, cache_bytes: int, memory_bytes: int, walk_bytes: int = 0) -> int:
-    """Buffer sets for a cold race: beyond the cache several times over and `walk_bytes` in all, so that a walk over
-    them lasts long enough to be timed, within a quarter of the memory."""
+    """Number of buffer sets for a cold race: several times the cache and at least `walk_bytes`, so that a walk over them
+    lasts long enough to be timed, within a quarter of the memory."""
     wanted = -(-max(COLD_CACHE_MULTIPLE * cache_bytes, walk_bytes, 1) // max(set_bytes, 1)) + 1
     affordable = max(2, memory_bytes // 4 // max(set_bytes, 1))
     return int(max(2, min(wanted, affordable, _MAX_SETS)))
@@ -97,8 +87,8 @@ def sets_for(set_bytes: int, cache_bytes: int, memory_bytes: int, walk_bytes: in
 def calls_for(
     protocol: Protocol, call_us: float, *, sets: int, set_bytes: int, cache_bytes: int, longest_us: float = math.inf
 ) -> int:
-    """Calls in a sample: to last as long as the protocol wants. A cold sample uses no set twice, and walks several times
-    through the cache, as far as there are sets for it and that does not take longer than `longest_us`."""
+    """Number of calls in a sample that lasts as long as the protocol wants. A cold sample uses no set twice, and walks over
+    several times the cache, as far as there are sets for it and that takes no longer than `longest_us`."""
     call_us = max(call_us, 1e-3)
     wanted = max(1, math.ceil(protocol.sample_us / call_us))
     if not protocol.cold:
@@ -110,8 +100,7 @@ def calls_for(
 
 
 def usual_us(medians_us: Sequence[float]) -> float:
-    """What a reference takes where nothing disturbs it, by its medians in races: one in ten is less. Infinite where too few
-    are known."""
+    """Time of an undisturbed reference, by its medians in races: one in ten is less. Infinite where too few are known."""
     last = sorted(medians_us[-USUAL_RACES:])
     return last[len(last) // 10] if len(last) >= _LEAST_RACES else math.inf
 
@@ -127,15 +116,14 @@ def race(
     patient: bool = True,
     reference_us: float = math.inf,
 ) -> Samples:
-    """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA); the next pair
-    begins with the next of them.
+    """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA); the next pair begins
+    with the next contender. The race ends when the intervals of the ratios to `reference` are narrow enough.
 
-    The race ends when the intervals of the ratios to `reference` are narrow enough. `incumbent` is the ratio that the first
-    contender has to beat: a contender that is clearly worse is let go after the first pair, one that is close runs longer.
-    Disturbed pairs are taken again, as long as the race has time for it; without `patient` they count as others do. A pair
-    is disturbed if the session says so, or if any of its samples is far from the least of its contender: the least that
-    this race has seen or, for the reference, `reference_us`, its usual time on this machine.
-    `check` looks, untimed, at what the samples do, and before the cache is filled with other data.
+    incumbent: the ratio that the first contender has to beat; a contender that is clearly worse is let go after the first
+    pair, one that is close runs longer. check: examines the samples, untimed, and before the cache is filled with other
+    data. patient: disturbed pairs are taken again, as long as the race has time for it; otherwise they count as others do. A
+    pair is disturbed if the session says so, or if one of its samples is far from its contender's least: the least of this
+    race or, for the reference, `reference_us`, its usual time on this machine.
     """
     names = tuple(contenders)
     began = time.monotonic()
@@ -158,7 +146,7 @@ def race(
     quiet: list[bool] = []
     order, most, precision, pause_s = names, protocol.max_rounds, protocol.precision, 0.0
     while True:
-        session.disturbance()  # forgets what was before
+        session.disturbance()  # forgets earlier disturbances
         for turn in (order, order[::-1]):  # whole pairs, in which all have the same mean place
             sample = {name: sample_us(name) for name in turn}
             rounds.append([sample[name] for name in names])
@@ -210,7 +198,7 @@ def summarise(
     sets: int,
     clocks: Mapping[str, float],
 ) -> Timing:
-    """The Timing of one contender of a race. Its `clocks` also say how many rounds were discarded, or disturbed."""
+    """The Timing of one contender of a race. Its `clocks` include the numbers of discarded and of disturbed rounds."""
     own = samples.us[:, samples.names.index(name)]
     low, high = interval(own)
     ratio = ratio_low = ratio_high = None
@@ -236,26 +224,26 @@ def summarise(
 
 
 def noise_floor(first_us: Sequence[float], second_us: Sequence[float]) -> float:
-    """The speed-up that a kernel seems to have over itself: how far the 95% interval of the ratio between its two times,
-    round by round in one race (A/A), reaches from 1."""
+    """The speed-up that a kernel seems to have over itself: the distance from 1 that the 95% interval of the ratio of its
+    two times, round by round in one race (A/A), reaches."""
     low, high = interval(np.array(first_us) / np.array(second_us))
     return max(abs(low - 1.0), abs(high - 1.0))
 
 
 def paired_gain(before_us: Sequence[float], after_us: Sequence[float]) -> Gain:
-    """One contender's time over another's, with its interval; above 1: the other is faster. Both are of the same rounds of
-    one race, so that drift cancels."""
+    """One contender's time over another's, with its interval; above 1, the other is faster. Both come from the same rounds
+    of one race, so that drift cancels."""
     logs = np.log(np.asarray(before_us, dtype=np.float64)) - np.log(np.asarray(after_us, dtype=np.float64))
     low, high = interval(logs)
     return Gain(gain=math.exp(float(np.median(logs))), low=math.exp(low), high=math.exp(high))
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Interval of the median, with the confidence that `Timing` names: of few samples their whole range, for
-    which a bootstrap would be too narrow; of more a percentile bootstrap, seeded, so that equal samples agree.
+    """Interval of the median, with the confidence that `Timing` names: the whole range of few samples, for which a bootstrap
+    would be too narrow; a percentile bootstrap of more, seeded, so that equal samples agree.
 
-    It draws blocks of successive samples, from a circle: noise that lasts longer than a round correlates neighbours, and
-    single draws would take them for independent (Politis & Romano 1992).
+    The bootstrap draws blocks of successive samples, from a circle: noise that lasts longer than a round correlates
+    neighbours, and single draws would take them for independent (Politis & Romano 1992).
     """
     n = len(values)
     if n < BOOTSTRAP_SAMPLES:
@@ -269,8 +257,8 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def block_length(values: NDArray[np.float64]) -> int:
-    """Samples a block should hold, by the correlation of neighbours: 1 where they are independent. Carlstein (1986), for
-    autoregressive noise of first order; from ranks, so that an outlier does not hide it."""
+    """Number of samples in a block, by the correlation of neighbours: 1 where they are independent. Carlstein (1986), for
+    autoregressive noise of first order; from ranks, so that an outlier does not hide the correlation."""
     n = len(values)
     ranks = np.argsort(np.argsort(values)) - (n - 1) / 2
     correlation = float((ranks[:-1] * ranks[1:]).sum() / max((ranks**2).sum(), 1e-9))

@@ -24,18 +24,8 @@ from evo.evaluation import Check
 from evo.measure import FAILING, NO_MEMORY, NO_TIME, NOT_FAR, UNLAUNCHABLE
 from evo.measure.buffers import Operands, copy_once, has_room, same
 from evo.measure.cases import COUNTER, draw_inputs, free_dims, named, required_cases
-from evo.measure.gate import (
-    Call,
-    Gate,
-    Invocation,
-    allocate_outputs,
-    case_seed,
-    expected_outputs,
-    figures,
-    poison,
-    stated_outputs,
-    threads_limited,
-)
+from evo.measure.gate import Call, Gate, Invocation, allocate_outputs, case_seed, poison, threads_limited
+from evo.measure.reference import expected_outputs, figures, stated_outputs
 from evo.problem.kernel import Case, Kernel, LaunchSequence, Tensors, Workload
 from evo.problem.repair import is_legal, sized
 from evo.problem.space import Point

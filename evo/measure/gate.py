@@ -45,42 +45,25 @@ from evo.measure.buffers import (
     Operands,
     Workspace,
     bits,
-    has_room,
     same,
     sum_of,
 )
 from evo.measure.cases import MOST_BYTES, draw_inputs, simpler
 from evo.measure.order import begins_early, rooms
-from evo.problem.kernel import Argument, Case, Kernel, Launch, LaunchSequence, Tensors, Tolerance, Workload
+from evo.measure.reference import check_own, expected_outputs, figures
+from evo.problem.kernel import Case, Kernel, Launch, LaunchSequence, Tensors, Workload
 from evo.problem.space import Point
-from evo.problem.stated import call_stated, mistake, wrong_outputs
 from evo.runtime.manifest import launchable
-from evo.runtime.tolerance import (
-    FINDINGS,
-    Expected,
-    compare,
-    expected,
-    expected_exactly,
-    findings,
-    input_roundings,
-    verdict,
-)
+from evo.runtime.tolerance import FINDINGS, Expected, compare, findings, verdict
 from evo.targets import Hazards, Session
 
-_FEW_ELEMENTS, _DRAWS = 1 << 14, 8
-"""The largest change in so few elements of the outputs is luck, too: the largest of so many draws is taken."""
-_MOST_ELEMENTS, _COPIES = 1 << 28, 4
-"""With more elements of all tensors, changes of the inputs take too long; each has so many copies in float64, at least."""
-_WRONG = 4
-"""PyTorch's error over what the tolerance allows at most that rounding does not explain in data of no malice."""
 _NUMBER = re.compile(r"[-\d.]+(e[-+]?\d+)?|\b(inf|nan)\b")
-_SMALLER_CASES = 100
-_SMALLER_S = 0.25
-"""Smaller cases that are tried of one that fails, and how long: a search has many of these, and a gate ends in a second."""
+_SMALLER_CASES, _SMALLER_S = 100, 0.25
+"""Number of smaller cases tried after a failure, and their time: a search has many failures, and a gate ends in a second."""
 _REPEATS = 4
-"""Launches of one trial that show whether its result is the same each time."""
+"""Number of launches that show whether the result of a trial is the same each time."""
 _ODD_VALUE = 12288.0
-"""Exact in every dtype, and written by no kernel."""
+"""A value that is exact in every dtype, and that no kernel writes."""
 
 _CHANCE = "another result when launched again"
 
@@ -99,8 +82,8 @@ class Invocation:
         self._neighbours: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def held(self, hazards: Hazards, room: int, *, spoiled: bool = False) -> Invocation:
-        """The same call, where there is room for so many blocks of a launch at a time. spoiled: and where what a block
-        leaves in workspace does not last until the next one begins."""
+        """The same call with room for only so many blocks of a launch at a time. spoiled: the contents of workspace do not
+        last from one block to the next."""
         found = copy(self)
         found.launches = tuple(replace(launch, alone=True) if launch.cluster == 1 else launch for launch in self.launches)
         found._neighbours = partial(hazards.hold, room, self.workspace.bytes, self.workspace.left if spoiled else ())
@@ -118,7 +101,7 @@ class Invocation:
 
     @property
     def fenced(self) -> bool:
-        """See `evo.targets.Loaded`."""
+        """Whether the code has fences, as `evo.targets.Loaded` says."""
         return bool(getattr(self._call, "fenced", True))
 
     def __call__(self, values: Sequence[object], first: int = 0, last: int | None = None) -> None:
@@ -132,24 +115,25 @@ class Invocation:
 
 @dataclass(frozen=True, kw_only=True)
 class _Trial:
-    """One call: its memory, what it holds before (`image`), and what its outputs should be."""
+    """One call of a candidate.
+
+    memory: where it works. image: the contents of memory before the call. first: outputs of the first launch, which these
+    must equal bit for bit; None if they are compared with `expected`. scratch: byte that fills the workspace before; None to
+    leave it as it is. where: the difference from the first launch, in words. threads: number of a CPU's threads; 0 for all.
+    begin, flags: `Gate._begin` and `_flags`, made repeatable where the trial serves many candidates: they are many small
+    steps, each of which takes the host longer than the device.
+    """
 
     memory: Memory
     image: Memory
     inputs: Tensors
     expected: tuple[Expected, ...]
     first: Mapping[str, torch.Tensor] | None = None
-    """The outputs of the first launch, which these must equal bit for bit; None if they are judged."""
     scratch: int | None = NAN
-    """The byte that the workspace is filled with before; None: as the launch before it left it."""
     where: str = ""
-    """The difference from the first launch, in words."""
     threads: int = 0
-    """On a CPU, of the call; 0: as many as the process has."""
     begin: Callable[[], object] | None = None
     flags: Callable[[], torch.Tensor] | None = None
-    """`Gate._begin` and `_flags` for it, made repeatable where it serves many candidates: they are many small steps, and
-    each takes the host longer than the device."""
 
     @property
     def judged(self) -> list[Expected]:
@@ -158,13 +142,13 @@ class _Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedCase:
-    """A case with its data on the device; made once, used for every candidate. The first trial is the case itself."""
+    """A case with its data on the device; made once, used for every candidate. The first trial is the case itself. alone: it
+    is so small that one thread makes and judges it, where several would only wait for each other."""
 
     case: Case
     seed: int
     trials: tuple[_Trial, ...]
     alone: bool = False
-    """It is made and judged by one thread: of so little, several that wait for each other and for a core take longer."""
 
 
 class Gate:
@@ -178,14 +162,13 @@ class Gate:
         self._sum = 0
         self._sum_now: Callable[[], torch.Tensor] | None = None
         self.left_out: dict[str, str] = {}
-        """Cases that could not be run, by name, and why; whoever asks for cases empties it."""
+        """Reasons why cases could not be run, by name; whoever asks for cases empties it."""
         self.data_changed = False
-        """Whether the data that candidates are judged by are not as they were made. They lie in memory like the candidates'
-        own, and a stray write can reach them past every guard."""
+        """Whether the data that candidates are judged by have changed: a stray write can reach them past every guard."""
 
     def prepare(self, case: Case, *, repeated: bool = False, kept: bool = True) -> PreparedCase:
-        """`repeated`: with the further launches of a kernel's first case. `kept`: for other candidates. Raises KernelError
-        if PyTorch's own result of the first case is wrong."""
+        """A case with its data. repeated: with the further launches of a kernel's first case. kept: for other candidates,
+        too. Raises KernelError if PyTorch's own result of the first case is wrong."""
         if kept:
             if (case, repeated) not in self._prepared:
                 made = self._make(case, repeated=repeated, kept=True)
@@ -197,7 +180,7 @@ class Gate:
         alone = on_cpu and self.kernel.cost(case.workload).bytes <= MOST_BYTES
         with threads_limited(1 if alone else 0):
             made = self._make(case, repeated=repeated, kept=False)
-        # What is drawn for one candidate is called from fewer threads, too, as by a model.
+        # A case that is drawn for one candidate is called from fewer threads, too, as by a model.
         threads = 1 + made.seed % torch.get_num_threads() if on_cpu else 0
         return replace(made, alone=alone, trials=tuple(replace(t, threads=threads) for t in made.trials))
 
@@ -221,7 +204,7 @@ class Gate:
         here, plain = Memory(layout, device), image(data, expected, NAN)
         trials = [_Trial(memory=here, image=plain, inputs=data, expected=expected)]
         if repeated:
-            _check_own(self.kernel, case, expected)
+            check_own(self.kernel, case, expected)
             other = draw_inputs(self.kernel, case, generator)
             wanted = expected_outputs(self.kernel, other, case.workload, case.data)
             there, odd = Memory(layout, device), image(data, expected, HUGE)
@@ -241,7 +224,7 @@ class Gate:
         return PreparedCase(case=case, seed=seed, trials=tuple(trials))
 
     def warm_up(self, workload: Workload) -> None:
-        """Prepares every case, and runs it: with what is right, and the first also with what is wrong.
+        """Prepares every case, and runs it with a right result, and the first also with a wrong one.
 
         PyTorch loads a GPU kernel when it is first called, tens of milliseconds each: a gate of three milliseconds takes
         half a second in a new process. Limits of time would have to allow for that.
@@ -258,7 +241,7 @@ class Gate:
         held = [t.image.bytes for t in prepared.trials]
         held += [given for t in prepared.trials for given in t.inputs.values() if given is not None]
         held += [x for t in prepared.trials for e in t.expected for x in (e.reference, e.finite, e.allowed)]
-        new = [*{id(x): x for x in held}.values()]  # trials share what they are judged by
+        new = [*{id(x): x for x in held}.values()]  # trials share their references
         self._held += new
         self._sum_now = None
         self._sum = (self._sum + int(sum_of(new))) % (1 << 64)
@@ -266,28 +249,24 @@ class Gate:
     def check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase, *, thorough: bool = False) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
         with threads_limited(1 if prepared.alone else 0):
-            return self._check(call, sequence, prepared, thorough)
-
-    def _check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase, thorough: bool) -> Check:
-        invocation = Invocation(self.kernel, call, sequence, self.session)
-        first = prepared.trials[-1].first or {}
-        for number, trial in enumerate(prepared.trials, 1):
-            found, of, reason = self._try(invocation, prepared.case, trial)
-            if number == 1 or reason:  # the three figures are of one launch
-                error, judged = found, of
-            if reason:
-                wrong_result = reason.startswith(f"{judged.name}: ")
-                reason += f" (launch {number}, {trial.where})" if trial.where else ""
-                if wrong_result and (cause := self._cause(invocation, prepared.case, trial)):
-                    reason += f"; {cause}"
-                break
-            if number == 1:
-                for name, output in first.items():
-                    output.copy_(trial.memory.outputs[name])
-        if not reason and len(prepared.trials) > 1 and all(o.numel() for o in prepared.trials[0].memory.outputs.values()):
-            reason = self._try_late(invocation, prepared) or self._try_held(invocation, prepared, thorough)
-        name, seed = prepared.case.name, prepared.seed
-        return Check(case=name, passed=not reason, **figures(error, judged), reason=reason, seed=seed)
+            invocation, case = Invocation(self.kernel, call, sequence, self.session), prepared.case
+            for number, trial in enumerate(prepared.trials, 1):
+                found, of, reason = self._try(invocation, case, trial)
+                if number == 1 or reason:  # the three figures belong to one launch
+                    error, judged = found, of
+                if reason:
+                    wrong_result = reason.startswith(f"{judged.name}: ")
+                    reason += f" (launch {number}, {trial.where})" if trial.where else ""
+                    if wrong_result and (cause := self._cause(invocation, case, trial)):
+                        reason += f"; {cause}"
+                    break
+                if number == 1:
+                    for name, output in (prepared.trials[-1].first or {}).items():
+                        output.copy_(trial.memory.outputs[name])
+            outputs = prepared.trials[0].memory.outputs.values()
+            if not reason and len(prepared.trials) > 1 and all(o.numel() for o in outputs):
+                reason = self._try_late(invocation, prepared) or self._try_held(invocation, prepared, thorough)
+        return Check(case=case.name, passed=not reason, **figures(error, judged), reason=reason, seed=prepared.seed)
 
     def run(
         self,
@@ -298,11 +277,12 @@ class Gate:
         *,
         thorough: bool = False,
     ) -> tuple[Check, ...]:
-        """Checks in order, on the kernel's own cases and then on those drawn for this candidate, up to the first that fails,
-        which is among them; then, where there is one, the check of a smaller case that fails as well. Raises LaunchError,
-        and KernelError where the kernel fails at a case of its own; a drawn one is in `left_out` then.
+        """Checks on the kernel's own cases and then on those drawn for this candidate, in order, up to and including the
+        first that fails; then, if there is one, the check of a smaller case that fails as well. Raises LaunchError, and
+        KernelError where the kernel fails at a case of its own; a drawn case is in `left_out` then.
 
-        point: of the search space, whose code `call` is. thorough: hold back blocks of any candidate, in several ways."""
+        point: the point of the search space whose code `call` is. thorough: hold back blocks of any candidate, in several
+        ways."""
         checks: list[Check] = []
         own = (self.prepare(case, repeated=not number) for number, case in enumerate(cases))
         for prepared in chain(own, drawn):
@@ -314,7 +294,7 @@ class Gate:
                 checks.append(self.check(call, sequence, prepared, thorough=thorough))
             except LaunchError as error:
                 raise LaunchError(f"case {prepared.case.name}: {error}") from error
-            except KernelError:  # at what its statement allows
+            except KernelError:  # its own function fails at a workload that its statement allows
                 if not checks or prepared.case in cases:
                     raise
                 self.left_out[prepared.case.name] = FAILING
@@ -337,8 +317,8 @@ class Gate:
         return self.kernel.sequence(self.target, point, workload, self.session.limits)
 
     def _smallest(self, call: Call, point: Point, failed: Case, reason: str, *, repeated: bool) -> Check | None:
-        """The check of the smallest and plainest case found that still fails for that reason, but for its numbers: one thing
-        after another is made simpler (as in delta debugging, Zeller and Hildebrandt 2002). None if none fails."""
+        """The check of the smallest and plainest case found that still fails for the same reason, numbers aside: one thing
+        after another is made simpler, as in delta debugging (Zeller and Hildebrandt 2002). None if no other case fails."""
         found, case, tried, kind = None, failed, {failed}, _NUMBER.sub("", reason)
         deadline = time.monotonic() + _SMALLER_S
         simple: Case | None = case
@@ -366,13 +346,13 @@ class Gate:
         return replace(trial, begin=again(partial(self._begin, trial)), flags=again(partial(_flags, trial)))
 
     def _begin(self, trial: _Trial, shared: int = NAN) -> None:
-        """Writes what there is before a launch, also to shared memory."""
+        """Writes the contents of memory, and of shared memory, before a launch."""
         trial.memory.bytes.copy_(trial.image.bytes)
         if self._hazards is not None:
             self._hazards.scrub(shared)
 
     def _launch(self, invocation: Invocation, case: Case, trial: _Trial, begin: Callable[[], object] | None) -> None:
-        """One call on what the trial's image holds. begin: None for the trial's own. Raises LaunchError."""
+        """One call on the contents of the trial's image. begin: None for the trial's own. Raises LaunchError."""
         memory = trial.memory
         if trial.scratch is not None:
             invocation.workspace.fill(trial.scratch)
@@ -384,7 +364,7 @@ class Gate:
             self.session.synchronize()
 
     def _try(self, invocation: Invocation, case: Case, trial: _Trial) -> tuple[float | None, Expected, str]:
-        """(largest error, the output it is of, reason for refusal or ""); of outputs that are right, one that has errors."""
+        """(largest error, its output, reason for refusal or ""). If all outputs are right, the output is one with errors."""
         memory = trial.memory
         self._launch(invocation, case, trial, None)
         values = (trial.flags or partial(_flags, trial))().tolist()
@@ -409,14 +389,14 @@ class Gate:
         return error, last, reason
 
     def _try_late(self, invocation: Invocation, prepared: PreparedCase) -> str:
-        """The first case once more, behind a kernel that writes its inputs late."""
+        """Runs the first case once more, behind a kernel that writes its inputs late."""
         trial = prepared.trials[0]
         trial.memory.bytes.copy_(trial.image.bytes)
         return begins_early(self.session, trial.memory, invocation, prepared.case.workload)
 
     def _try_held(self, invocation: Invocation, prepared: PreparedCase, thorough: bool) -> str:
-        """The first case once more, where some blocks have to wait until others have ended. Only blocks with workspace are
-        taken to leave results for each other, but in a thorough check any."""
+        """Runs the first case once more, where some blocks have to wait until others have ended. Only blocks with workspace
+        are taken to leave results for each other, but in a thorough check all are."""
         if self._hazards is None or not (thorough or invocation.workspace.tensors):
             return ""
         case, trial = prepared.case, prepared.trials[0]
@@ -425,7 +405,7 @@ class Gate:
             _, _, reason = self._try(invocation.held(self._hazards, room), case, trial)
             if reason:
                 return f"{reason} (launch {len(prepared.trials) + 1}, with room for {room} of its blocks at a time)"
-        # Of several launches the later ones read what earlier ones have left, which needs no fence.
+        # Later launches may read what earlier ones have left, without a fence.
         alone = thorough and found and len(invocation.launches) == 1 and invocation.workspace.left
         if not alone or invocation.fenced:
             return ""
@@ -462,8 +442,8 @@ class Gate:
 
 
 def _flags(trial: _Trial) -> torch.Tensor:
-    """The traces of a launch, in one row of numbers: for each piece between the outputs whether it was changed; then for
-    each output its findings, or whether it differs from the first launch's."""
+    """The traces of a launch, in one row of numbers: whether each piece between the outputs was changed; then each output's
+    findings, or whether it differs from the first launch's."""
     flags = trial.memory.changes(trial.image)
     for e in trial.judged:
         output = trial.memory.outputs[e.name]
@@ -474,7 +454,7 @@ def _flags(trial: _Trial) -> torch.Tensor:
 
 @contextmanager
 def threads_limited(number: int) -> Iterator[None]:
-    """Calls of a CPU's use so many threads; 0: as many as before."""
+    """Limits calls on a CPU to so many threads; 0 for no limit."""
     before = torch.get_num_threads()
     if number:
         torch.set_num_threads(number)
@@ -531,138 +511,9 @@ def allocate_outputs(kernel: Kernel, workload: Workload, device: torch.device) -
 
 
 def poison(output: torch.Tensor, e: Expected, right: torch.Tensor) -> None:
-    """Fills an output, or a part of it that should be `right`, with what is wrong: NaN, but where NaN may be expected; of
-    integers, none that is right."""
+    """Fills an output, or a part of it that should be `right`, with wrong values: NaN, or an odd number where NaN may be
+    expected; integers that differ from the right ones."""
     if e.exact:
         bits(output).copy_(~bits(right))
     else:
         output.fill_(float("nan") if e.all_finite else _ODD_VALUE)
-
-
-def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, torch.Tensor]:
-    """A tensor, a sequence of them or a mapping, by output name. Some outputs may be missing."""
-    if isinstance(result, Mapping):
-        return dict(result)
-    tensors = result if isinstance(result, tuple | list) else (result,)
-    return dict(zip((a.name for a in kernel.outputs(workload)), tensors, strict=False))
-
-
-def stated_outputs(
-    kernel: Kernel, what: str, function: Callable[..., object], inputs: Tensors, workload: Workload
-) -> dict[str, torch.Tensor]:
-    """The outputs that the reference, a baseline or `same_dtype` makes, by name; only the reference need give all.
-    Raises KernelError for a mistake in it."""
-    found = as_outputs(kernel, workload, call_stated(kernel, what, function, inputs, workload))
-    if fault := wrong_outputs(kernel, found, workload, complete=what == "`reference`"):
-        raise mistake(kernel, what, function, fault)
-    return found
-
-
-def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload, data: str = "") -> tuple[Expected, ...]:
-    """References and bounds for one set of inputs, on their device. data: their distribution; left out, the kernel's first.
-    In others, errors of whole rows may lean one way together."""
-    wide = {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
-    references = stated_outputs(kernel, "`reference`", kernel.reference, wide, workload)
-    same_dtype = kernel.same_dtype or kernel.reference_baseline.call
-    outputs = {a.name: (a, getattr(torch, a.dtype_of(workload))) for a in kernel.outputs(workload)}
-    own = stated_outputs(kernel, _whose_own(kernel), same_dtype, inputs, workload)
-    own = {name: own[name].to(dtype) for name, (_, dtype) in outputs.items() if name in own}
-    exact = bool(data) and {*data.split("+")} <= {*kernel.exact_data}
-    wide_outputs = [name for name, (_, dtype) in outputs.items() if dtype.is_floating_point and dtype.itemsize > 2]
-    compared = {name: references[name] for name in wide_outputs if name in own and not exact}
-    roundings = _roundings(kernel, wide, workload, compared)
-    found = []
-    for name, (argument, dtype) in outputs.items():
-        if not dtype.is_floating_point:
-            right = references[name].to(dtype)
-            found.append(expected_exactly(name, right, own.get(name), _ties(kernel, argument, inputs, right, workload)))
-            continue
-        tolerance = _tolerance(kernel, argument, workload)
-        numbers = (tolerance.atol, tolerance.rtol, tolerance.torch_factor)
-        kept = [k for k in tolerance.keeps if k != "rounding" or data in ("", kernel.data[0])]
-        moved = roundings.get(name, 0.0)
-        found.append(expected(name, references[name], own.get(name), dtype, numbers, moved, kept, tolerance.of_sums))
-    return tuple(found)
-
-
-def _ties(
-    kernel: Kernel, output: Argument, inputs: Tensors, right: torch.Tensor, workload: Workload
-) -> tuple[torch.Tensor, int] | None:
-    """See `Argument.ties`. Raises KernelError where the reference names no position."""
-    if output.ties is None or (elements := inputs[output.ties[0]]) is None:
-        return None
-    name, axis = output.ties
-    size = elements.shape[axis]
-    if beyond := [n for n in map(int, (right.min(), right.max())) if not 0 <= n < size] if right.numel() else []:
-        fault = f"returns {beyond[0]} in {output.name!r} for {workload.key}, which is no position in the {size} of"
-        raise mistake(kernel, "`reference`", kernel.reference, f"{fault} axis {axis} of {name!r}, as `ties` states")
-    return elements, axis
-
-
-def figures(error: float | None, output: Expected) -> dict[str, Any]:
-    """The numbers of a Check; None of an exact output, which has no error."""
-    if output.exact:
-        return {"error": None, "allowed": None, "torch_error": None}
-    return {"error": error, "allowed": output.largest_allowed, "torch_error": output.torch_error}
-
-
-def _tolerance(kernel: Kernel, output: Argument, workload: Workload) -> Tolerance:
-    dtype = output.dtype_of(workload)
-    if (found := kernel.own_tolerance(workload, output.name) or kernel.tolerance.get(dtype)) is None:
-        where = f"{kernel.folder / 'kernel.py'}: `tolerance` has none for {dtype}, of which output {output.name!r} is stated"
-        raise KernelError(f"{where}: give it one, or the output another dtype")
-    return found
-
-
-def _whose_own(kernel: Kernel) -> str:
-    return "`same_dtype`" if kernel.same_dtype else f"the reference baseline {kernel.reference_baseline.name!r}"
-
-
-def _check_own(kernel: Kernel, case: Case, found: Sequence[Expected]) -> None:
-    """PyTorch's result would excuse whatever is as wrong. Raises KernelError."""
-    for e, argument in zip(found, kernel.outputs(case.workload), strict=True):
-        if e.exact and e.torch_error:
-            raise KernelError(
-                f"{kernel.folder / 'kernel.py'}: {_whose_own(kernel)} gives another {e.name} than reference does in float64,"
-                f" in {e.torch_error:.0f} of {e.reference.numel()} elements for case {case.name!r} of {case.workload}: mend"
-                " it, or state `ties` if any position of equal elements will do; rounded integers are not served yet"
-            )
-        if e.exact:
-            continue
-        tolerance = _tolerance(kernel, argument, case.workload)
-        largest = float(torch.where(e.finite, e.reference.abs(), 0.0).max()) if e.reference.numel() else 0.0
-        if e.torch_error > _WRONG * (tolerance.atol + tolerance.rtol * largest):
-            raise KernelError(
-                f"{kernel.folder / 'kernel.py'}: {_whose_own(kernel)} gives another {e.name} than reference does in float64,"
-                f" {e.torch_error:.3g} away for case {case.name!r} of {case.workload}: mend it, or allow for it in tolerance"
-            )
-
-
-def _roundings(
-    kernel: Kernel, wide: Tensors, workload: Workload, references: Mapping[str, torch.Tensor]
-) -> dict[str, float]:
-    """How far each of these float32 or float64 outputs moves if the inputs are off by some roundings, up or down: what a
-    backward stable computation may do (Higham 2002, 1.5), measured as Monte Carlo arithmetic does (Parker 1997). PyTorch's
-    error alone says less: on few elements it may be small by luck. (In 16 bits the last rounding outweighs those before.)"""
-    floats = {n: t for n, t in wide.items() if t is not None and t.is_floating_point()}
-    elements = sum(t.numel() for t in (*floats.values(), *references.values()))
-    if not references or elements > _MOST_ELEMENTS:
-        return {}
-    device = next(iter(references.values())).device
-    if not has_room(device, _COPIES * 8 * elements):
-        return {}
-    few = sum(t.numel() for t in references.values()) <= _FEW_ELEMENTS
-    unit = torch.finfo(torch.float64 if workload.dtype == "float64" else torch.float32).eps / 2
-    draw, found = torch.Generator(device=device).manual_seed(0), dict.fromkeys(references, 0.0)
-    for number in range(_DRAWS if few else 2):
-        moved = dict(wide)
-        for name, t in floats.items():  # element by element, as in sums of both signs, and row by row, as in those of one
-            shape = (*t.shape[:-1], 1) if number % 2 and t.ndim else t.shape
-            up = torch.randint(2, shape, generator=draw, dtype=torch.int8, device=device)
-            moved[name] = t * (1 + input_roundings(t) * unit * (2 * up - 1).double())
-        results = as_outputs(kernel, workload, kernel.reference(moved, workload))
-        for name, reference in references.items():
-            change = (results[name] - reference).abs()
-            if change.numel():
-                found[name] = max(found[name], float(torch.where(change.isfinite(), change, 0.0).max()))
-    return found

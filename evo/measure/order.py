@@ -18,17 +18,19 @@ if TYPE_CHECKING:
     from evo.measure.gate import Invocation
 
 _FEW_BLOCKS = 128
-"""Blocks that take a fraction of a millisecond one after another."""
+"""Number of blocks that take a fraction of a millisecond one after another."""
 _WIDEST_READ = 16
-"""Bytes: what is handed to `Hazards.end_late` is cut at multiples of this."""
+"""Alignment in bytes of the memory that `Hazards.end_late` is given."""
 
 
 def begins_early(session: Session, memory: Memory, invocation: Invocation, workload: Workload) -> str:
-    """Why a launch that may begin early is refused: in place of the kernel before it one runs that ends late. At its end
-    that looks at what the launch must not have written yet, which is all memory. Then it writes what the launch must not
-    have read yet: before the first launch the inputs, and zeros where the outputs are; before a later one what the launches
-    before it have written. Empty if all wait, or if the device has no such hazard. Raises LaunchError. memory: holds the
-    inputs, and does so afterwards."""
+    """Why a launch that may begin early is refused; empty if all launches wait, or if the device has no such hazard.
+
+    The kernel before the launch is replaced by one that ends late. At its end it examines all memory, which the launch must
+    not have written yet. Then it writes the data that the launch must not have read yet: before the first launch the inputs,
+    and zeros in the outputs; before a later one the results of the launches before it. memory: holds the inputs, before and
+    afterwards. Raises LaunchError.
+    """
     early = [number for number, launch in enumerate(invocation.launches) if launch.programmatic]
     if not early or (hazards := session.hazards) is None:
         return ""
@@ -60,11 +62,13 @@ def begins_early(session: Session, memory: Memory, invocation: Invocation, workl
 
 
 def rooms(launches: Sequence[Launch], multiprocessors: int, *, all_of_them: bool) -> list[int]:
-    """Numbers of blocks that there is to be room for at a time. One: none begins before the one before it has ended, so that
-    a block that takes itself for the last too early does not find what the last one leaves. So many that the last has its
-    turn alone. And half of them. Where not all are asked for, only the first that takes little time.
-    Empty where no launch has several blocks, where the device has one multiprocessor, or where some blocks form clusters,
-    which run together."""
+    """Numbers of blocks that shall have room at a time.
+
+    With room for one, no block begins before the one before it has ended, so that a block that takes itself for the last too
+    early misses the last one's results. Then so many that the last has its turn alone, and half of the blocks. Unless all
+    numbers are asked for, only the first that takes little time. Empty where no launch has several blocks, where the device
+    has one multiprocessor, or where blocks form clusters, which run together.
+    """
     blocks = max(prod(launch.grid) for launch in launches)
     most = min(blocks, multiprocessors) - 1
     if most < 1 or any(launch.cluster > 1 for launch in launches):

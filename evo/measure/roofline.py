@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 
 import torch
@@ -14,17 +14,15 @@ from evo.targets import Session
 _MARGIN = {"cuda": 0.9, "cpu": 0.5}
 """The share of a measured bound that is still believed: the probes may miss the device's best by as much, the more so on
 cores that others use."""
-
 _DOUBTS = 4
-"""How often the rates are measured again before a time is refused."""
-
+"""Number of times that the rates are measured again before a time is refused."""
 _MEMORY_MULTIPLE, _LEAST_MEMORY_BYTES = 4, 256 << 20
 _CACHE_SHARE = 4
 _TRIES = 2
-_PRODUCT_SIZE = {"cuda": 4096, "cpu": 1024}
-"""Rows and columns of the matrices whose product gives the rate of arithmetic."""
+_PRODUCT_SIZE = 4096
+"""Rows and columns of the matrices whose product gives a GPU's rate of arithmetic."""
 _PIECE, _PIECE_PRODUCT_SIZE = 1 << 20, 256
-"""Elements of 4 bytes, rows and columns: what one core of a CPU does in about a millisecond."""
+"""Elements of 4 bytes, rows and columns: work that one core of a CPU does in about a millisecond."""
 _PRODUCTS_S = 0.05
 
 
@@ -34,21 +32,19 @@ class Roofline:
     A kernel that seems faster did not do the work, or was not timed while it did (the roofline of Williams, Waterman and
     Patterson, 2009, as a test). Both rates are measured on the device itself, by operations of PyTorch that do nothing else;
     the best of several tries counts. They are measured again whenever they would refuse a time: a probe that something
-    disturbed must not be held against a candidate. On a CPU they are then taken from pieces of work that one core does
-    within a scheduler's quantum, times the number of cores, for other programs do not slow the fastest of these down.
+    disturbed must not be held against a candidate.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._rates: tuple[float, ...] = _rates(session)
-        """The best that were seen: bytes a second of the memory and of the cache, operations a second."""
+        """The best rates seen: bytes a second of the memory and of the cache, operations a second."""
 
     def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
         """Why a time is impossible; empty if it is not."""
         for doubts in range(_DOUBTS + 1):
             if doubts:
-                rates = _rates_of_cores() if self._session.device.type == "cpu" else _rates(self._session)
-                self._rates = tuple(map(max, self._rates, rates))
+                self._rates = tuple(map(max, self._rates, _rates(self._session)))
             memory, cache, arithmetic = self._rates
             bound_us = 1e6 * max(cost.bytes / (cache if in_cache else memory), cost.flops / (cost.rate * arithmetic))
             least_us = _MARGIN[self._session.device.type] * bound_us
@@ -64,17 +60,18 @@ roofline_of = cache(Roofline)
 
 
 def _rates(session: Session) -> tuple[float, float, float]:
-    """Takes tens of milliseconds on a GPU, hundreds on a CPU."""
+    """Bytes a second of the memory and of the cache, operations a second. Takes some hundred milliseconds at most."""
+    if session.device.type == "cpu":
+        return _rates_of_cores(session)
     cache_bytes = session.limits.cache_bytes
     memory = _bandwidth(session, max(_MEMORY_MULTIPLE * cache_bytes, _LEAST_MEMORY_BYTES), repeats=1)
-    # Each core of a CPU has caches of its own before the shared one: how fast they are, no operation of PyTorch tells.
-    own_caches = session.device.type == "cpu"
-    cache = math.inf if own_caches else _bandwidth(session, max(cache_bytes // _CACHE_SHARE, 1 << 16), repeats=20)
+    cache = _bandwidth(session, max(cache_bytes // _CACHE_SHARE, 1 << 16), repeats=20)
     return memory, max(memory, cache), _arithmetic(session)
 
 
-def _rates_of_cores() -> tuple[float, float, float]:
-    """The rates of a CPU if each core reached the best that one does alone in about a millisecond."""
+def _rates_of_cores(session: Session) -> tuple[float, float, float]:
+    """The rates of a CPU if each core reached the best rate of one alone, by pieces of work that fit a scheduler's quantum:
+    other programs do not slow the fastest of these down. No operation of PyTorch tells how fast the cores' caches are."""
     threads = torch.get_num_threads()
     cores = os.cpu_count() or threads
     torch.set_num_threads(1)  # two threads wait for each other, and for other programs, at the end of each operation
@@ -83,54 +80,48 @@ def _rates_of_cores() -> tuple[float, float, float]:
         target = torch.zeros_like(source)
         pairs = list(zip(source.split(_PIECE), target.split(_PIECE), strict=True))
         size = 4 * _PIECE
-        copied = 2 * size / min(_seconds(partial(b.copy_, a)) for a, b in pairs)
-        read = size / min(_seconds(a.sum) for a, _ in pairs)
-        filled = size / min(_seconds(partial(b.fill_, 1.0)) for _, b in pairs)
+        # One try each: a second one would find its piece in the cache.
+        copied = 2 * size / min(_best_s(session, partial(b.copy_, a), tries=1) for a, b in pairs)
+        read = size / min(_best_s(session, a.sum, tries=1) for a, _ in pairs)
+        filled = size / min(_best_s(session, partial(b.fill_, 1.0), tries=1) for _, b in pairs)
         n, products = _PIECE_PRODUCT_SIZE, list[float]()
         for dtype in (torch.float32, torch.bfloat16):
             a, ends_s = torch.randn(n, n).to(dtype), time.perf_counter() + _PRODUCTS_S
-            while time.perf_counter() < ends_s:  # some of a dtype whose arithmetic is emulated are enough
-                products.append(_seconds(partial(torch.mm, a, a)))
+            while time.perf_counter() < ends_s:  # emulated arithmetic is slow: a few products tell its rate
+                products.append(_best_s(session, partial(torch.mm, a, a)))
     finally:
         torch.set_num_threads(threads)
     return cores * max(copied, read, filled), math.inf, cores * 2.0 * n**3 / min(products)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def _bandwidth(session: Session, footprint_bytes: int, repeats: int) -> float:
     """Bytes a second: the best of reading, writing and copying."""
     half = torch.ones(footprint_bytes // 8, dtype=torch.float32, device=session.device)
     other = torch.empty_like(half)
-    probes: Sequence[tuple[Callable[[], object], int]] = (
-        (lambda: (half.sum(), other.sum()), 2),
-        (lambda: (half.fill_(1.0), other.fill_(1.0)), 2),
-        (lambda: other.copy_(half), 2),
+    probes: tuple[Callable[[], object], ...] = (
+        lambda: (half.sum(), other.sum()),
+        lambda: (half.fill_(1.0), other.fill_(1.0)),
+        lambda: other.copy_(half),
     )
-    size = half.numel() * half.element_size()
-    return max(size * times / _best_s(session, probe, repeats) for probe, times in probes)
+    return 2 * half.numel() * half.element_size() / min(_best_s(session, probe, repeats) for probe in probes)
 
 
 def _arithmetic(session: Session) -> float:
     """Operations a second of a product of matrices, in the fastest of the usual dtypes."""
-    n = _PRODUCT_SIZE[session.device.type]
-    fastest_s = math.inf
+    n, fastest_s = _PRODUCT_SIZE, math.inf
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.randn(n, n, device=session.device).to(dtype)
         part = a[: n // 4, : n // 4].contiguous()
         # Emulated arithmetic is some hundred times slower: a 64th of the work tells, where all of it takes seconds a try.
-        if 8 * _best_s(session, partial(torch.mm, part, part), repeats=1) < fastest_s:
-            fastest_s = min(fastest_s, _best_s(session, partial(torch.mm, a, a), repeats=1))
+        if 8 * _best_s(session, partial(torch.mm, part, part)) < fastest_s:
+            fastest_s = min(fastest_s, _best_s(session, partial(torch.mm, a, a)))
     return 2.0 * n**3 / fastest_s
 
 
-def _best_s(session: Session, call: Callable[[], object], repeats: int) -> float:
+def _best_s(session: Session, call: Callable[[], object], repeats: int = 1, tries: int = _TRIES) -> float:
+    """The least seconds that a call took, in any of several samples of so many calls."""
     replay = session.record([call] * repeats)
     try:
-        return min(replay.run_us() for _ in range(_TRIES)) / 1e6
+        return min(replay.run_us() for _ in range(tries)) / 1e6
     finally:
         replay.close()

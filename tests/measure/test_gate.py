@@ -17,11 +17,11 @@ import torch.nn.functional as F
 
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Binary, Check
-from evo.measure import FAILING
-from evo.measure import gate as gate_module
+from evo.measure import FAILING, reference
 from evo.measure.cases import parse_case
 from evo.measure.far import far_cases
-from evo.measure.gate import Gate, argument_values, expected_outputs
+from evo.measure.gate import Gate, argument_values
+from evo.measure.reference import expected_outputs
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Launch, Workload
 from evo.problem.loading import load_kernel
@@ -342,7 +342,7 @@ def test_sums_of_equal_terms_lean_the_farther_the_longer_a_row_is(monkeypatch: p
     y = x * torch.rsqrt(sums / 32768 + float(problem.option("eps")))
     (wanted,) = expected_outputs(kernel, inputs, problem)
     assert compare(y, wanted)[1] == ""
-    monkeypatch.setattr(gate_module, "input_roundings", lambda given: 8)
+    monkeypatch.setattr(reference, "input_roundings", lambda given: 8)
     (strict,) = expected_outputs(kernel, inputs, problem)
     assert "exceeds" in compare(y, strict)[1]
 

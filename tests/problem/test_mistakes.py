@@ -11,7 +11,7 @@ import torch
 
 import evo
 from evo.errors import KernelError
-from evo.measure.gate import expected_outputs
+from evo.measure.reference import expected_outputs
 from evo.problem.kernel import Kernel
 from evo.problem.loading import load_kernel
 from tests.toy_kernel import write_kernel

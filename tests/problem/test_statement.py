@@ -10,7 +10,8 @@ import torch
 
 from evo.errors import KernelError
 from evo.measure.cases import random_cases
-from evo.measure.gate import Gate, expected_outputs
+from evo.measure.gate import Gate
+from evo.measure.reference import expected_outputs
 from evo.problem.genome import Genome
 from evo.problem.kernel import DATA, Cost, draw
 from evo.problem.loading import load_kernel
