@@ -52,7 +52,7 @@ _COLUMNS = {"cpu": (256, 1000, 4096), "cuda": (256, 1000, 4096, 8192, 32768)}
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where candidates are tried."""
+    """An executor and its target, where candidates are tried."""
 
     executor: LocalExecutor
     target: str
@@ -79,7 +79,7 @@ def try_cheats(place: Place, dtype: str, *, as_json: bool) -> bool:
 
 
 def workloads_of(kernel: Kernel, target: str, dtypes: Sequence[str]) -> list[Workload]:
-    """What random genomes are for: the kernel's own sizes, or, of one that works on rows, rows of several lengths."""
+    """Workloads for random genomes: the kernel's own sizes; for a kernel that works on rows, rows of several lengths."""
     keys = dict.fromkeys(w.key.replace(f",dtype={w.dtype}", "") for w in kernel.workloads[target])
     if {d.name for d in kernel.dimensions} == {"rows", "cols"}:
         (most,) = (d.high for d in kernel.dimensions if d.name == "cols")

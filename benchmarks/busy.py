@@ -1,9 +1,9 @@
-"""What is confirmed, and what is printed instead, while other programs take the cores? Searches and exports on a CPU.
+"""Confirmed winners, and figures printed instead, while other programs take the cores: searches and exports on a CPU.
 
     python benchmarks/busy.py [--busy 0 2 4 8] [--repeats 10] [--parts searches races] [--kernel layernorm] [--workload W]
                               [--evaluations 8] [--cores 2] [--json FILE]
 
-So many busy processes run on the first `--cores` cores, to which all that is measured is bound, too. searches: `evo search`
+So many busy processes run on the first `--cores` cores, to which everything measured is bound, too. searches: `evo search`
 of a few candidates, with its finals. Each confirmed winner is timed again when nothing runs beside it, and a figure is off
 where the two 95% intervals do not meet; how far off is told, too. races: a fresh process, with an empty cache, meets a
 problem that nobody measured, of a package that was exported from a quiet search. What it remembers is compared with what
@@ -62,7 +62,7 @@ def busy(number: int) -> Iterator[None]:
 
 
 def evo(*words: str, cwd: Path) -> Any:
-    """What a command prints as JSON, whatever its exit code; None where it prints nothing."""
+    """The JSON that a command prints, whatever its exit code; None where it prints nothing."""
     done = subprocess.run([sys.executable, "-m", "evo", *words, "--json"], cwd=cwd, capture_output=True, text=True)
     if done.returncode not in (0, 1) or not done.stdout.strip():
         print(f"evo {' '.join(words)} ended with {done.returncode}: {done.stderr.strip()[-300:]}", flush=True)
@@ -102,7 +102,7 @@ def quiet(options: argparse.Namespace, folder: Path, winner: dict[str, Any]) -> 
 
 
 def raced(folder: Path, level: int, number: int) -> dict[str, Any]:
-    """What one process of the exported package says and remembers beside `level` busy processes."""
+    """The words and the memory of one process of the exported package, beside `level` busy processes."""
     cache = folder / f"cache{level}_{number}"
     place = {**os.environ, "EVO_KERNELS_CACHE": str(cache)}
     words = [sys.executable, "-c", CALLS, str(folder), "package", str(WAIT_S)]

@@ -41,13 +41,13 @@ HARMLESS = ("none", "print")
 
 @dataclass
 class Tally:
-    """What came of a run."""
+    """The results of a run."""
 
     seconds: float = 0.0
     statuses: dict[int, Status] = field(default_factory=dict)
     seconds_by_fault: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
     ratios: list[float] = field(default_factory=list)
-    """Of healthy candidates, which all are the same kernel: time over PyTorch's."""
+    """Time over PyTorch's of each healthy candidate; all are the same kernel."""
     blamed: list[str] = field(default_factory=list)
     unjust: list[str] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""What does an eager call of an exported or shipped package cost, beside PyTorch's, before and after the first?
+"""Cost of an eager call of an exported or shipped package, beside PyTorch's, at the first and at later calls.
 
     python benchmarks/eager_cost.py --package exported/layernorm [--package kernels/attention] [--workload TEXT]...
                                     [--rounds 30] [--processes 7] [--new-sizes DIMENSION] [--json]
@@ -45,7 +45,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SAMPLE_S = 2e-3
 MOST_CALLS = 500
-"""In one sample: the driver holds about a thousand launches, and further ones would wait for the GPU."""
+"""Number of calls in a sample: the driver holds about a thousand launches, and further ones would wait for the GPU."""
 BACKENDS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
 
 FRESH = """
@@ -195,7 +195,7 @@ def calls(package: Package, index: int, place: torch.device, rounds: int) -> dic
 
 
 def sample(call: Call, place: torch.device, within: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Sample:
-    """By the clocks `host` and `call`. What surrounds the calls is entered once a sample."""
+    """Times by the clocks `host` and `call`. The context around the calls is entered once a sample."""
     wait = (lambda: torch.cuda.synchronize(place)) if place.type == "cuda" else (lambda: None)
 
     def seconds(repeats: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""For benchmarks of exported and shipped packages: loading them, and racing their calls in one process."""
+"""Exported and shipped packages in benchmarks: loading them, and racing their calls in one process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["Package", "Sample", "Timing", "add_packages", "gpu_times", "load", "
 
 @dataclass(frozen=True)
 class Package:
-    """What `evo export --format module` wrote, or a folder of kernels/. `name`: what it is imported by; `function`: the
-    name that it has here and in torch.nn.functional."""
+    """A folder that `evo export --format module` wrote, or a folder of kernels/. `name`: the name of its module; `function`:
+    the name of the function there and in torch.nn.functional."""
 
     folder: Path
     name: str
@@ -54,7 +54,7 @@ class Package:
 
     @contextmanager
     def launched_from_python(self) -> Iterator[None]:
-        """As if there were no native launcher."""
+        """Disables the native launcher."""
         before = self.frontend._call, self.frontend.NATIVE.explain
         self.frontend._call = self.frontend.NATIVE.explain = None
         try:

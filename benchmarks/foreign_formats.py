@@ -144,7 +144,7 @@ def judge_huggingface(folder: Path, winners: list[CandidateRecord]) -> Verdicts:
 
 
 def subject(winner: CandidateRecord) -> tuple[str, Any, Callable[[Any], torch.Tensor], tuple[Any, ...]]:
-    """Of a workload: the layer's name, a module whose forward it replaces, a call of it, and arguments for `explain`."""
+    """The layer of a workload: its name, a module whose forward it replaces, a call of it, and arguments for `explain`."""
     from torch import nn
 
     import kernels
@@ -200,7 +200,7 @@ def judge_flashinfer_bench(folder: Path, winners: list[CandidateRecord]) -> Verd
 
 
 def build_flashinfer_bench(traces: Any) -> Verdicts:
-    """Where there is no GPU."""
+    """The checks on a machine without a GPU."""
     from flashinfer_bench.bench.utils import gen_inputs
     from flashinfer_bench.compile import BuilderRegistry
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 LEARNING_RATE = 3e-4
 LOSS_SCALE = 1024.0
-"""For float16, in which gradients of a mean over thousands of tokens are too small."""
+"""Scale of the loss in float16, in which gradients of a mean over thousands of tokens are too small."""
 _SUCCESSORS = 4
 
 
@@ -84,7 +84,7 @@ def logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Of predicting each token from those before it, in float32."""
+    """Loss of predicting each token from those before it, in float32."""
     found = model(tokens[:, :-1])
     return functional.cross_entropy(found.float().flatten(0, 1), tokens[:, 1:].flatten())
 

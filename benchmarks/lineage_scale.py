@@ -98,7 +98,7 @@ class Recorded:
 
 
 def _with_samples(evaluation: Evaluation) -> Evaluation:
-    """Where they were pruned, samples around the median."""
+    """Samples around the median, in place of pruned ones."""
     samples = [t.samples_us or tuple(t.median_us * (1 + i % 7 / 500) for i in range(24)) for t in evaluation.timings]
     return replace(
         evaluation,
@@ -108,14 +108,14 @@ def _with_samples(evaluation: Evaluation) -> Evaluation:
 
 @dataclass(kw_only=True)
 class Answers:
-    """See `evo.executors.Executor`; and, as it names the device, `evo.executors.AskedTarget`."""
+    """An executor, as `evo.executors.Executor` describes it; since it names the device, its own `AskedTarget`, too."""
 
     recorded: Recorded
     builders: int = 16
     devices: int = 1
     losses: int = 0
     own_s: float = 0.0
-    """That answers took."""
+    """Seconds that answers took."""
 
     def __post_init__(self) -> None:
         self.name = self.recorded.run.spec.target
@@ -209,7 +209,7 @@ class Meter:
 
 
 def fill(recorded: Recorded, db: str, candidates: int, numbers: range) -> list[dict[str, float]]:
-    """What candidates cost, of the last run."""
+    """Fills the database with runs; costs of the candidates of the last run."""
     for number in numbers:
         meter = Meter(answers=Answers(recorded=recorded), db=db)
         spec = replace(
@@ -242,7 +242,7 @@ def _writing(db: str) -> Iterator[Store]:
 
 
 def count(db: str) -> dict[str, int]:
-    """What is in the database: candidates, different ones, runs, and bytes."""
+    """Contents of the database: candidates, different ones, runs, and bytes."""
     with Store.open(db, write=False) as store, store.reading() as connection:
         path = Path(db) if "://" not in db else None
         size = (
@@ -276,7 +276,7 @@ def names(db: str) -> dict[str, str]:
 
 
 def ask(db: str) -> dict[str, dict[str, float | str]]:
-    """Of every command: its seconds by the clock and on the processor, and what it said if it failed."""
+    """Seconds of every command, by the clock and on the processor, and its message if it failed."""
     known = names(db)
     evo = str(Path(sys.executable).with_name("evo"))
     timed: dict[str, dict[str, float | str]] = {}

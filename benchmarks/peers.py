@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def functions(package: Package) -> Iterator[tuple[str, Callable[[], Function]]]:
-    """What takes the arguments of the package's function, by name; asked for, it may raise ImportError and others."""
+    """Functions with the arguments of the package's function, by name; making one may raise ImportError and others."""
     name, original = package.function, package.frontend.ORIGINAL
     yield OURS, lambda: package.frontend.SUBJECT
     yield "PyTorch", lambda: original

@@ -194,7 +194,7 @@ def compiled(function: Callable[..., Any]) -> tuple[Callable[..., Any], Counter[
 
 @contextmanager
 def counting(packages: Sequence[Package], said: Counter[str]) -> Iterator[None]:
-    """Which way each call of a replaced function takes."""
+    """Counts the ways that calls of replaced functions take."""
     before = {p.function: getattr(functional, p.function) for p in packages}
 
     def counted(package: Package, current: Callable[..., Any]) -> Callable[..., Any]:

@@ -83,7 +83,7 @@ def lengths(draw: random.Random, low: int, high: int) -> int:
 
 
 def attention_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[str, int], torch.dtype, str]]:
-    """With the axes of a mask, of b, h, q and k; "": there is none."""
+    """Problems of attention: sizes, dtype, and the axes of the mask, of b, h, q and k; "" for no mask."""
     masks = random.Random(str(draw.getstate()))  # all else of a seed's problems does not depend on their masks
     while number:
         group, kv_heads = draw.choice((1, 1, 2, 4, 8)), draw.choice((1, 2, 4, 8, 16))
@@ -112,8 +112,8 @@ def shape_of_mask(sizes: dict[str, int], axes: str) -> list[int]:
 
 
 def mask_of(sizes: dict[str, int], axes: str, dtype: torch.dtype, place: torch.device) -> torch.Tensor:
-    """As models have it: with the axis q, a query sees no later key; with b, nobody the padding behind half of the keys or
-    more."""
+    """A mask as models have it: with the axis q, a query sees no later key; with b, nobody sees the padding behind half of
+    the keys or more."""
     shape, generator = shape_of_mask(sizes, axes), torch.Generator(place).manual_seed(1)
     batch, _, q_len, kv_len = shape
     seen = torch.ones(shape, dtype=torch.bool, device=place)
@@ -138,7 +138,7 @@ def layer_norm_problems(draw: random.Random, number: int) -> Iterator[tuple[dict
 
 
 def neighbour(sizes: dict[str, int], draw: random.Random) -> dict[str, int]:
-    """Of the same bucket."""
+    """Other sizes of the same bucket."""
     near = dict(sizes)
     for name in (n for n in sizes if n in ("rows", "batch", "q_len", "kv_len")):
         others = (round(sizes[name] * draw.uniform(0.85, 1.18)) for _ in range(9))
@@ -180,7 +180,8 @@ def problem(
 
 
 def errors_of(args: tuple[Any, ...], own: torch.Tensor, torchs: torch.Tensor, exact: Any) -> dict[str, float]:
-    """By float64; of attention of the heads that share the first ones of keys, of others of the first rows. NaN is Inf."""
+    """Errors against float64: for attention, of the heads that share the first keys; for others, of the first rows. NaN
+    counts as Inf."""
     if own.dim() == 4:
         group = args[0].shape[1] // args[1].shape[1]
         mask = args[3][:1, :group] if args[3] is not None else None

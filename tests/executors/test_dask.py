@@ -10,8 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from pathlib import Path
@@ -21,21 +20,14 @@ import pytest
 
 import evo
 from evo.errors import UsageError
+from tests.executors.processes import PATIENCE_S, wait_until
 from tests.toy_kernel import TEMPLATE, write_kernel
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 200.0
 _ENDING_S = 30.0
 _ANCHOR = "    const float factor"
 _SETTINGS = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "8s", "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "20"}
-
-
-def wait_until(happened: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
-        time.sleep(0.05)
 
 
 def answers(port: int) -> bool:
@@ -112,7 +104,7 @@ class Cluster:
         self.workers.append(self._start("worker", self.address, *options))
 
     def worker_processes(self) -> list[psutil.Process]:
-        """Those that nannies have started, and start again."""
+        """The processes that nannies have started, and start again."""
         found: list[psutil.Process] = []
         for nanny in self.workers:
             with suppress(psutil.Error):
@@ -154,14 +146,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With 48 points, each of which has machine code of its own."""
+    """A kernel with 48 points, each of which has machine code of its own."""
     own = "    volatile int mode = {{ p.mode[1:] }}; (void)mode;\n"
     modes = tuple(f"m{i}" for i in range(12))
     return write_kernel(tmp_path_factory.mktemp("kernels") / "toy", modes, template=TEMPLATE.replace(_ANCHOR, own + _ANCHOR))
 
 
 def candidates(db: Path) -> list[int]:
-    """The orders of those that are recorded."""
+    """The orders of the recorded candidates."""
     with closing(sqlite3.connect(db)) as connection, suppress(sqlite3.OperationalError):  # no table yet
         return [order for (order,) in connection.execute('select "order" from candidate order by 1')]
     return []

@@ -17,7 +17,7 @@ from evo.measure import Request
 from tests.chaos.kernel import BUILD_FAULTS, CPU_FAULTS
 from tests.chaos.requests import PATIENCE_S, build_request, costs_only_itself, evaluate, measure_request
 from tests.ended import run_python
-from tests.executors.test_local import descendants
+from tests.executors.processes import descendants
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def request(fault: str, number: int) -> Request:
 
 
 def strays(executor: LocalExecutor, before: Collection[psutil.Process]) -> list[psutil.Process]:
-    """What a candidate has started: what was not there before, and is not the executor's own builder or device worker."""
+    """Processes that a candidate has started: new ones that are not the executor's own builder or device worker."""
     own = {w.pid for w in executor._workers if not w.ended}
     new = [process for process in descendants() if process not in before and process.pid not in own]
     with suppress(psutil.NoSuchProcess):  # a browser of other tests starts processes of its own whenever it likes

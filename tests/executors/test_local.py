@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
@@ -32,46 +32,10 @@ from evo.problem.kernel import Tensors
 from evo.problem.loading import kernel_digest, load_kernel
 from evo.search.run import check_workloads
 from evo.targets import find_target
+from tests.executors.processes import PATIENCE_S, compilers, descendants, wait_until
 from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel
 
-T = TypeVar("T")
-
 MODES = ("honest", "wrong", "compile_bomb", "hang", "spin", "tell_time")
-PATIENCE_S = 200.0
-"""How long a test waits for anything at all: the machine may be busy."""
-
-
-def descendants() -> list[psutil.Process]:
-    """Workers and what they started. They are grandchildren, forked from a server that outlives every pool."""
-    own = psutil.Process().pid
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.ppid() != own:
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
-def wait_until(happened: Callable[[], T], what: str) -> T:
-    """What it is that has happened: asked once more, it may have passed."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := happened()):
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
-        time.sleep(0.02)
-    return found
-
-
-def compilers() -> list[psutil.Process]:
-    found = []
-    for process in descendants():
-        try:
-            if process.name().startswith("cc1plus") or process.name().startswith("clang"):
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -109,15 +73,19 @@ def measure(executor: LocalExecutor, kernel: Path, build: Build, mode: str = "ho
     return executor.measure(measure_request(kernel, build, mode)).result(PATIENCE_S)
 
 
-def test_an_incumbent_that_does_not_load_is_no_fault_of_the_candidate(
-    executor: LocalExecutor, kernel: Path, honest: Build
-) -> None:
-    broken = replace(honest, binary=replace(honest.binary, code=b"no library", code_hash="another"))
-    incumbent = Incumbent(genome=Genome.of({"mode": "honest", "unroll": 1}), build=broken, ratio=1e6)
+def is_not_blamed_beside(executor: LocalExecutor, kernel: Path, honest: Build, broken: Build, mode: str) -> None:
+    incumbent = Incumbent(genome=Genome.of({"mode": mode, "unroll": 1}), build=broken, ratio=1e6)
     asked = replace(measure_request(kernel, honest), incumbent=incumbent)
     measured = executor.measure(asked).result(PATIENCE_S)
     assert measured.status is Status.OK, measured.log
     assert [t.contender for t in measured.timings] == ["candidate", "torch"]
+
+
+def test_an_incumbent_that_does_not_load_is_no_fault_of_the_candidate(
+    executor: LocalExecutor, kernel: Path, honest: Build
+) -> None:
+    broken = replace(honest, binary=replace(honest.binary, code=b"no library", code_hash="another"))
+    is_not_blamed_beside(executor, kernel, honest, broken, "honest")
 
 
 _ARMED = '''
@@ -141,11 +109,7 @@ def test_an_incumbent_that_breaks_beside_it_is_no_fault_of_the_candidate(
     builds = {m: executor.build(build_request(folder, m)).result(PATIENCE_S) for m in ("honest", mode)}
     assert measure(executor, folder, builds[mode], mode).status is Status.OK
     armed.touch()
-    incumbent = Incumbent(genome=Genome.of({"mode": mode, "unroll": 1}), build=builds[mode], ratio=1e6)
-    asked = replace(measure_request(folder, builds["honest"]), incumbent=incumbent)
-    measured = executor.measure(asked).result(PATIENCE_S)
-    assert measured.status is Status.OK, measured.log
-    assert [t.contender for t in measured.timings] == ["candidate", "torch"]
+    is_not_blamed_beside(executor, folder, builds["honest"], builds[mode], mode)
 
 
 def test_a_build_that_takes_too_long_is_ended_with_its_compiler(executor: LocalExecutor, kernel: Path) -> None:
@@ -514,7 +478,7 @@ def test_data_of_workloads_that_memory_does_not_hold_together_are_made_again(mon
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalExecutor]:
-    """With a folder for temporary files of its own, tmp_path/tmp."""
+    """An executor with a folder for temporary files of its own, tmp_path/tmp."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     opened = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path / "cache"))
@@ -536,13 +500,10 @@ def test_an_executor_that_winds_down_drops_builds_and_ends_what_it_measures(open
 
 
 def test_a_build_that_runs_is_dropped_when_its_executor_winds_down(opened: LocalExecutor, tmp_path: Path) -> None:
-    folder = write_kernel(tmp_path / "toy", ("compile_bomb",))
-    building = opened.build(build_request(folder, "compile_bomb"))
+    building = opened.build(build_request(write_kernel(tmp_path / "toy", ("compile_bomb",)), "compile_bomb"))
     wait_until(compilers, "it is being compiled")
-    began = time.monotonic()
     opened.wind_down()
     wait_until(building.cancelled, "it is dropped")
-    assert time.monotonic() - began < PATIENCE_S / 20
     wait_until(lambda: not compilers(), "its compiler is ended")
 
 
@@ -569,24 +530,17 @@ def test_temporary_files_that_are_cleaned_away_cost_no_candidate(
     assert opened.losses == 0
 
 
-def test_temporary_files_that_are_cleaned_away_during_a_build_are_no_fault_of_the_candidate(
-    opened: LocalExecutor, tmp_path: Path
+@pytest.mark.parametrize("cleaned", [False, True], ids=["killed", "its files cleaned away"])
+def test_a_compiler_that_something_outside_ends_is_no_fault_of_the_candidate(
+    opened: LocalExecutor, tmp_path: Path, cleaned: bool
 ) -> None:
     folder = write_kernel(tmp_path / "toy", ("honest", "compile_bomb"))
     building = opened.build(build_request(folder, "compile_bomb"))
     wait_until(compilers, "it is being compiled")
-    shutil.rmtree(tmp_path / "tmp")
-    for process in compilers():
-        process.terminate()  # as the compiler ends that finds its files gone
-    wait_until(compilers, "it is compiled once more")
-    assert not building.done()
-
-
-def test_a_compiler_that_somebody_kills_is_no_fault_of_the_candidate(opened: LocalExecutor, tmp_path: Path) -> None:
-    folder = write_kernel(tmp_path / "toy", ("honest", "compile_bomb"))
-    building = opened.build(build_request(folder, "compile_bomb"))
-    for process in wait_until(compilers, "it is being compiled"):
-        process.kill()
+    if cleaned:
+        shutil.rmtree(tmp_path / "tmp")
+    for process in compilers():  # a compiler that finds its files gone ends by itself
+        process.terminate() if cleaned else process.kill()
     wait_until(compilers, "it is compiled once more")
     assert not building.done()
 

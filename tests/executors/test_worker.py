@@ -16,8 +16,7 @@ from evo.executors._device import AdaptiveTimeout
 from evo.executors._processes import start_server
 from evo.executors._worker import Worker, WorkerLost, enter_stage, exit_status
 from evo.targets import classify
-
-PATIENCE_S = 200.0
+from tests.executors.processes import PATIENCE_S
 
 
 @pytest.mark.parametrize(

@@ -16,41 +16,28 @@ from tests.adversaries.trial import FOLDER, Verdict, verdicts_of, workload_for
 
 pytestmark = pytest.mark.slow
 
-ATTENTION, SUMS, MAXIMA, STRIDED, FLAT = (
-    FOLDER / name for name in ("attention", "column_sums", "row_max", "strided", "flat")
-)
 ATTENTION_WORKLOAD = "batch=1,heads=2,kv_heads=2,q_len=64,kv_len=64,head_dim=32,dtype=float32,causal=true"
 CHEATS = {
     "layernorm": names_for("cpu", 0),
     "attention": OF_ATTENTION,
-    "column sums": names_for("cpu", 0, OF_SUMS),
-    "row maxima": OF_MAXIMA,
+    "column_sums": names_for("cpu", 0, OF_SUMS),
+    "row_max": OF_MAXIMA,
     "strided": OF_STRIDES,
     "flat": names_for("cpu", 0, OF_FLAT),
 }
-TRIED = [
-    pytest.param(kernel, cheat, id=f"{kernel}: {cheat.name}")
-    for kernel, cheats in CHEATS.items()
-    for cheat in cheats
-]
+"""Cheats by the folder of their kernel."""
+TRIED = [pytest.param(name, cheat, id=f"{name}: {cheat.name}") for name, cheats in CHEATS.items() for cheat in cheats]
 
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Verdict]]:
     config = ExecutorConfig(builders=2, cache_dir=tmp_path_factory.mktemp("cache"))
-    attention = load_kernel(str(ATTENTION)).workload("cpu", ATTENTION_WORKLOAD)
-    sums, maxima, strided = (load_kernel(str(folder)).example("cpu") for folder in (SUMS, MAXIMA, STRIDED))
-    gated = {"neighbours": False, "timed": False, "folder": ATTENTION}
-    return {
-        "layernorm": verdicts_of("cpu", "native", workload_for("cpu", "float32"), CHEATS["layernorm"], config),
-        "attention": verdicts_of("cpu", "native", attention, OF_ATTENTION, config, **gated),
-        "column sums": verdicts_of("cpu", "native", sums, CHEATS["column sums"], config, folder=SUMS),
-        "row maxima": verdicts_of("cpu", "native", maxima, OF_MAXIMA, config, folder=MAXIMA),
-        "strided": verdicts_of("cpu", "native", strided, OF_STRIDES, config, folder=STRIDED),
-        "flat": verdicts_of(
-            "cpu", "native", load_kernel(str(FLAT)).example("cpu"), CHEATS["flat"], config, folder=FLAT
-        ),
-    }
+    found = {"layernorm": verdicts_of("cpu", "native", workload_for("cpu", "float32"), CHEATS["layernorm"], config)}
+    for name in CHEATS.keys() - found.keys():
+        kernel, gated = load_kernel(str(FOLDER / name)), {"neighbours": False, "timed": False} if name == "attention" else {}
+        workload = kernel.workload("cpu", ATTENTION_WORKLOAD) if gated else kernel.example("cpu")
+        found[name] = verdicts_of("cpu", "native", workload, CHEATS[name], config, folder=FOLDER / name, **gated)
+    return found
 
 
 @pytest.mark.parametrize(("kernel", "cheat"), TRIED)

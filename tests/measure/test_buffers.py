@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evo.measure.buffers import HUGE, NAN, Arena, Layout, Memory, sum_of
+from evo.measure.buffers import HUGE, NAN, Arena, Layout, Memory
 
 INPUTS = {"x": torch.arange(35.0).reshape(5, 7), "mask": None, "w": torch.arange(3, dtype=torch.int16)}
 OUTPUTS = {"y": torch.empty(5, 7), "tail": torch.empty(3, dtype=torch.bfloat16)}
@@ -72,8 +72,3 @@ def test_a_poison_leaves_nothing_of_the_outputs_and_all_of_the_rest(dtype: torch
     found = arena.bytes[:, span.start : span.end]
     assert (found[[0, 3]] == 0x5A).all()
     assert (found[[1, 2]] == byte).all()
-
-
-def test_bytes_of_several_axes_are_summed_whatever_the_last_one_has() -> None:
-    odd = torch.arange(24, dtype=torch.uint8).view(8, 3)
-    assert int(sum_of([odd])) == sum(range(24))

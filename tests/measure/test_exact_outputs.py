@@ -92,6 +92,7 @@ def test_no_position_is_there_twice_where_the_reference_has_none_twice(
 
 def test_bytes_of_any_shape_are_summed() -> None:
     memory = torch.arange(64, dtype=torch.uint8)
+    assert int(sum_of([memory[:24].view(8, 3)])) == sum(range(24))
     for part in (memory.view(16, 4)[:, :2], memory[3:11], memory.view(8, 8).T, memory > 5, memory[::2]):
         assert int(sum_of([part])) != int(sum_of([part.clone().fill_(0)]))
 
@@ -202,7 +203,7 @@ def test_integers_are_right_whatever_the_strides_are() -> None:
 
 @pytest.mark.parametrize("wrong", [None, "at", "low"])
 def test_integers_far_apart_are_right_or_refused(wrong: str | None) -> None:
-    """What an offset of 32 bits does not reach is as it was, and that is no integer that is right."""
+    """An element that an offset of 32 bits does not reach is left unchanged, and that is no right integer."""
 
     def entry(values: Sequence[Any], launch: Launch) -> None:
         right = [torch.empty(t.shape, dtype=t.dtype) for t in values[1:3]]

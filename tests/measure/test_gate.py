@@ -42,7 +42,7 @@ class Candidate:
     def __init__(self, mistake: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], object] | None = None) -> None:
         self.mistake = mistake
         self.calls: list[tuple[int, tuple[int, ...], float, float]] = []
-        """Of each: address of y, shape and sum of x, and what stands behind x."""
+        """Address of y, shape and sum of x, and the number behind x, of each call."""
         self.poisoned: list[bool] = []
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
@@ -65,7 +65,7 @@ def ignores_bias(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def changes_a_nan(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """For another NaN, which compares as unequal as itself."""
+    """Puts another NaN in place of one, which compares as unequal as itself."""
     x.view(torch.int32)[x.isnan()] ^= 1
 
 
@@ -376,7 +376,7 @@ def test_a_shifted_case_misaligns_every_tensor(gate: Gate, case: Case) -> None:
 
 
 def test_a_baseline_that_computes_something_else_stops_the_search(session: Any) -> None:
-    """What is twice as wrong as it would pass."""
+    """A candidate that is twice as wrong as such a baseline would pass."""
     rms = replace(KERNEL.reference_baseline, call=lambda t, w: F.rms_norm(t["x"], t["x"].shape[-1:], t["weight"]))
     wrong = replace(KERNEL, same_dtype=None, baselines=(rms, *(b for b in KERNEL.baselines if b.role != "reference")))
     with pytest.raises(KernelError, match=r"kernel.py: the reference baseline .* gives another y than reference does"):

@@ -1,4 +1,4 @@
-"""What is right in the gate can be wrong where it is timed: races check what they time."""
+"""A candidate that is right in the gate can be wrong where it is timed: races check the candidates that they time."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def raced(bench: TimingHarness, mistake: Mistake, protocol: Protocol = COLD) -> 
 
 
 IN_RACES = [(mistake, COLD) for mistake in MISTAKES] + [(m, HOT) for m in MISTAKES if m != "is wrong now and then"]
-"""Of a hot sample, which calls one set, only the output of its last call can be looked at."""
+"""Mistakes and protocols. A hot sample calls one set, so that only the output of its last call can be examined."""
 
 
 @pytest.mark.parametrize(("mistake", "protocol"), IN_RACES, ids=lambda given: getattr(given, "name", given))
@@ -209,7 +209,7 @@ def leaves_row_five(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
 
 
 class LateWriter:
-    """In place of a GPU's: writes when the candidate waits for its inputs, or else when it has ended."""
+    """A stand-in for a GPU's hazards: it writes when the candidate waits for its inputs, or else when it has ended."""
 
     def __init__(self) -> None:
         self.written: list[Callable[[], object]] = []

@@ -1,6 +1,6 @@
 """Evolutionary operators: how a genome is made from its parents. One module each; it defines `OPERATOR`, an `Operator`.
 
-What an operator draws is made legal here: by moving what it does not insist on.
+An operator's point is made legal here, by moving the parameters that the operator does not insist on.
 """
 
 import random
@@ -16,8 +16,7 @@ from evo.problem.space import Ordinal, Parameter, Point, Space, Value
 
 _ATTEMPTS = 8
 _SIDEWAYS = 0.25
-"""Share of the moves that mend nothing by themselves which are still looked into: two rules that block each
-other are passed by such a move."""
+"""Share of the moves without an effect of their own that are still tried: they pass two rules that block each other."""
 _FAR = 0.02
 """Weight of every value of an ordinal whatever its distance, so that none is out of reach."""
 
@@ -26,9 +25,8 @@ _FAR = 0.02
 class Operator:
     """A pure function of its random generator, the space and the parents.
 
-    arity: parents it needs, 1 or 2. weight: prior share of proposals among the operators.
-    draw: a complete point, which need not be legal, and the parameters that are not to be touched when it is repaired; None
-    where the operator has nothing to offer.
+    arity: number of parents, 1 or 2. weight: prior share of proposals among the operators. draw: a complete point, which
+    need not be legal, and the parameters that a repair must not touch; None where the operator has nothing to offer.
     """
 
     name: str

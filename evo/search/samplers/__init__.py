@@ -2,7 +2,7 @@
 
 A sampler is deterministic: its seed and the sequence of `ask` and `tell` calls decide every proposal. It reads
 no clock and imports no target, gate or timing. The search asks with several proposals outstanding, and tells
-results in the order of the proposals. What all samplers begin with and remember is here, too.
+results in the order of the proposals. `Unseen` is what all samplers begin with and remember.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sampler(Protocol):
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
         """The result of one proposal; called once each, in order.
 
-        score: what is minimised (time relative to the baseline); None for a candidate that did not pass.
+        score: the minimised figure (time relative to the baseline); None for a candidate that did not pass.
         duplicate_of: order of an earlier candidate with equal machine code; the score is that one's.
         """
         ...
@@ -94,7 +94,7 @@ def at_least(config: DataclassInstance, low: int, *names: str) -> None:
 
 
 class Unseen:
-    """Which genomes of `space` have been proposed, and where a new one can still be had."""
+    """The genomes of `space` that have not been proposed, and ways to find one."""
 
     def __init__(self, space: Space, *, default: bool = True) -> None:
         """default: whether the space's default comes first."""
@@ -116,7 +116,7 @@ class Unseen:
         self._sequence.append(genome)
 
     def first(self) -> Proposal | None:
-        """The default and what is given, one at a time, less what was proposed meanwhile; None at their end."""
+        """The default and the given points, one at a time, without those proposed meanwhile; None at their end."""
         while self._first:
             if (proposal := self._first.popleft()).genome in self:
                 return proposal
@@ -125,8 +125,8 @@ class Unseen:
     def propose(self, rng: random.Random) -> Proposal:
         """A legal genome never proposed, at random as long as random points are mostly new.
 
-        Then what is left of a small space in declaration order, of a large one what neighbours the points
-        proposed so far. Raises Exhausted when that yields nothing either.
+        Then the rest of a small space in declaration order, or the neighbours, in a large one, of all proposed points.
+        Raises Exhausted when there are none either.
         """
         if self._rest is None:
             for _ in range(_RANDOM_ATTEMPTS):

@@ -1,9 +1,9 @@
 """Evolution: points far apart at first; then the most promising of a pool of children, ranked by a surrogate.
 
-Proposal 0 is the space's default; what it is to start from, and points far from each other, follow. From then on
-operators make children of the best candidates found so far, a random point joins them, and a best one that stands for long
-is surrounded by all points that differ from it in one parameter. What was made and not proposed stays in the pool. Proposed
-is what the surrogate expects the largest improvement of (preselection: Jin 2011), so nothing waits for a generation.
+Proposal 0 is the space's default; given initial points, and points far from each other, follow. From then on operators make
+children of the best candidates found so far, a random point joins them, and a best one that stands for long is surrounded by
+all points that differ from it in one parameter. Children that are not proposed stay in the pool. The sampler proposes the
+child with the largest expected improvement (preselection: Jin 2011), so nothing waits for a generation.
 """
 
 import math
@@ -28,22 +28,22 @@ _Offers = dict[Genome, tuple[Proposal, Array]]
 
 _ROLES = {1: ("parent",), 2: ("first", "second")}
 _SPREAD = 256
-"""Random points of which, before evolution begins, the one is proposed that is farthest from all others (a maximin design,
-Johnson et al. 1990). Of 16 the score on a budget of 55 evaluations was 0.1 lower."""
+"""Number of random points, before evolution begins, of which the one farthest from all others is proposed (a maximin design,
+Johnson et al. 1990). With 16 the score on a budget of 55 evaluations was 0.1 lower."""
 _STANDING = 25
-"""Results after which the best is surrounded: before, what operators make finds better ones sooner."""
+"""Number of results after which the best is surrounded: before that, the operators find better ones sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvolutionConfig:
     """Options of the sampler.
 
-    seeding: results known before evolution begins; until then points are proposed that lie far apart. Proposals made before
-        anything is known come on top.
-    population: candidates, of distinct machine code, that may become parents.
+    seeding: number of results known before evolution begins; until then points are proposed that lie far apart. Proposals
+        made before anything is known come on top.
+    population: number of candidates, with distinct machine code, that may become parents.
     tournament: size of a tournament for a parent.
-    children: made for each proposal, beside one random point.
-    pool: at most so many of those not proposed yet are kept, the most promising.
+    children: number of children made for each proposal, beside one random point.
+    pool: largest number of children that are kept for later proposals, the most promising.
     """
 
     seeding: int = 6
@@ -66,11 +66,11 @@ class EvolutionSampler:
         self._operators = [find_operator(n) for n in operator_names()]
         self._surrogate = Surrogate(space, seed)
         self._population: list[tuple[float, int, Genome]] = []
-        """(score, order, genome), best first; of equal scores the older one."""
+        """(score, order, genome), best first; among equal scores the older one."""
         self._pool: _Offers = {}
-        """What was made and not proposed yet."""
+        """Proposals that were made and not proposed yet."""
         self._pending: dict[int, tuple[Proposal, int]] = {}
-        """By order: the proposal, and its row of the surrogate."""
+        """Proposals by order, each with its row of the surrogate."""
         self._told = 0
         self._drawn: _Offers = {}
         """Random points to begin with."""
@@ -107,7 +107,7 @@ class EvolutionSampler:
             self._surround()
 
     def _spread(self) -> Proposal:
-        """Of some random points the one that is farthest from all that were proposed."""
+        """The one of some random points that is farthest from all proposed ones."""
         for _ in range(1 if self._drawn else _SPREAD):
             self._offer(self._draw(), self._drawn)
         if not self._drawn:
@@ -132,7 +132,7 @@ class EvolutionSampler:
         return ranked[0]
 
     def _offer(self, proposal: Proposal | None, to: _Offers) -> None:
-        """Puts it there, unless it is known."""
+        """Adds a proposal, unless it is known."""
         if proposal is not None and proposal.genome in self._unseen and proposal.genome not in to:
             to[proposal.genome] = proposal, self._surrogate.features(proposal.genome)
 
@@ -164,7 +164,8 @@ class EvolutionSampler:
         return order, genome
 
     def _surround(self) -> None:
-        """Offers all legal points that differ from the best in one parameter, however far: mutations mostly take a step."""
+        """Offers all legal points that differ from the best in one parameter, however far: mutations mostly take a small
+        step."""
         _, order, genome = self._population[0]
         parents = (Parent(order=order, role="parent"),)
         for near in self._space.neighbours(genome.parameters, far=True):
@@ -189,8 +190,7 @@ _WEIGHT = 0.5
 """Typical weight of a parameter: over its whole range the local part of the correlation falls to exp(-0.5)."""
 _WEIGHT_BOUNDS = (0.01, 20.0)
 _ADDITIVE = 0.8
-"""Share of the covariance that is a sum over parameters: what one of them does is known from all points, whatever the others
-are, and not from near ones alone."""
+"""Share of the covariance that is a sum over parameters: all points, not near ones alone, tell what one parameter does."""
 _POOR = 0.9
 """Quantile of the passing scores that stands for failures and for everything worse."""
 _DIGITS = 6
@@ -215,15 +215,15 @@ class Surrogate:
         self._codes = [(p.name, *code) for p in space.parameters if len(p.values) > 1 for code in _codes(p)]
         """Name, features of each value, and features where the parameter is not active."""
         self._code_of = np.repeat(np.arange(len(self._codes)), [len(absent) for *_, absent in self._codes])
-        """By column of the features."""
+        """Number of the distance that each column of the features belongs to."""
         self._rows = 0
         self._points: dict[int, Array] = {}
         self._scores: dict[int, float | None] = {}
-        """By row: the best, the latest, and those under evaluation. Others are not needed again."""
+        """Scores by row of the best, the latest, and the pending points. Others are not needed again."""
         self._best: list[tuple[float, int]] = []
         """(score, row) of the best half of the next basis."""
         self._pending: dict[int, float | None] = {}
-        """Rows under evaluation, with the standardised score that is believed of them."""
+        """Rows under evaluation, each with its predicted standardised score."""
         self._passed = 0
         self._weights: Array = np.full(len(self._codes), _WEIGHT)
         self._basis: list[int] = []
@@ -240,7 +240,7 @@ class Surrogate:
         return self._passed >= _ENOUGH and bool(self._codes)
 
     def mark_pending(self, genome: Genome) -> int:
-        """Says that `genome` is being evaluated; returns its row for `learn`."""
+        """Notes that `genome` is being evaluated; returns its row for `learn`."""
         row, self._rows = self._rows, self._rows + 1
         self._points[row] = self.features(genome)
         self._scores[row] = self._pending[row] = None
@@ -272,7 +272,7 @@ class Surrogate:
         return found
 
     def distances(self, features: Array) -> Array:
-        """Of each row from the nearest of all points so far, all parameters weighing the same."""
+        """Distance of each row from the nearest of all points so far, with equal weights for all parameters."""
         nearest: Array = _distances(features, np.stack(list(self._points.values()))).min(axis=1)
         return nearest
 
@@ -285,7 +285,7 @@ class Surrogate:
         return np.array(found)
 
     def _correlation(self, points: Array) -> Array:
-        """(len(points), len(basis))"""
+        """Covariances of points and basis: (len(points), len(basis))."""
         scale = np.sqrt(self._weights)[self._code_of]
         return _covariance(_distances(points * scale, self._at * scale), self._weights)
 
@@ -384,7 +384,7 @@ _Code = tuple[Mapping[tuple[type, Value], list[float]], list[float]]
 
 
 def _codes(parameter: Parameter) -> Iterator[_Code]:
-    """Features of each value, and of a parameter that is not active: of one distance, or of two."""
+    """Features of each value, and of an inactive parameter, for one distance or two."""
     values = parameter.values
     if not isinstance(parameter, Ordinal):
         side = math.sqrt(0.5)
@@ -401,8 +401,8 @@ def _codes(parameter: Parameter) -> Iterator[_Code]:
 
 
 def _steps(values: Sequence[Value], positions: Sequence[int]) -> _Code:
-    """Of an ordinal: a column for each step of its range, taken or not. Half of every step is equally far from all values;
-    the last column brings that distance to 1."""
+    """Features of an ordinal: a column for each step of its range, taken or not. Half of every step is equally far from all
+    values; the last column brings that distance to 1."""
     last = max(positions)
     step = math.sqrt(1 / last)
     coded = {(type(v), v): [step * (j < i) for j in range(last)] + [0.0] for v, i in zip(values, positions, strict=True)}
@@ -410,13 +410,13 @@ def _steps(values: Sequence[Value], positions: Sequence[int]) -> _Code:
 
 
 def _distances(a: Array, b: Array) -> Array:
-    """(len(a), len(b)): squared Euclidean."""
+    """Squared Euclidean distances: (len(a), len(b))."""
     squared: Array = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2.0 * (a @ b.T)
     return np.maximum(squared, 0.0, out=squared)
 
 
 def _covariance(distances: Array, weights: Array) -> Array:
-    """Of points that are so far apart, weighted; 1 at no distance."""
+    """Covariances for weighted distances; 1 at no distance."""
     found: Array = (1.0 - _ADDITIVE) * np.exp(-distances) + _ADDITIVE * (1.0 - distances / weights.sum())
     return found
 

@@ -20,16 +20,16 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)  # no notes on new studies
 
 _NEIGHBOUR_ATTEMPTS = 32
 _REPAIR_STEPS = 100
-"""A suggestion costs as much time as hundreds of them."""
+"""Number of steps of a repair: a suggestion costs as much time as hundreds of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TpeConfig:
     """Options of the sampler.
 
-    startup: results awaited before the estimator is asked; the default, then random points until then.
-    suggestions: asked of the estimator at most for one proposal, because it repeats itself.
-    history: results it is given: all of the latest and the best that make up so many.
+    startup: number of results before the estimator is asked; until then the default and random points are proposed.
+    suggestions: largest number of suggestions asked for one proposal, because the estimator repeats itself.
+    history: number of results, the latest and the best, that the estimator is given.
     """
 
     startup: int = 10
@@ -42,7 +42,7 @@ class TpeConfig:
 
 
 class TpeSampler:
-    """The space's default and what it is to start from, random points, then suggestions of the estimator.
+    """The space's default and given initial points, then random points, then suggestions of the estimator.
 
     An illegal suggestion is repaired. One that was proposed before is replaced: by another suggestion, else by
     a mutation of it, else by a random point.
@@ -56,7 +56,7 @@ class TpeSampler:
         self._model = ParzenModel(space, seed, self._config.history)
         self._mutation = find_operator("mutation")
         self._given: set[int] = set()
-        """Orders of the points that the search was to start from: they are not counted."""
+        """Orders of the initial points, which do not count as results."""
         self._told = 0
 
     def ask(self, order: int) -> Proposal:
@@ -105,7 +105,7 @@ class ParzenModel:
     def __init__(self, space: Space, seed: int, history: int) -> None:
         self._space, self._seed, self._history = space, seed, history
         self._numbers: dict[int, int] = {}
-        """By order: of the trial in the present study."""
+        """Number of each trial in the present study, by order."""
         # Positions, not values: an estimator tells 1 and True apart no better than Python does.
         self._positions = {p.name: {(type(v), v): i for i, v in enumerate(p.values)} for p in space.parameters}
         self._distributions: dict[str, BaseDistribution] = {
@@ -127,12 +127,12 @@ class ParzenModel:
                 ordinal = isinstance(p, Ordinal)
                 i = trial.suggest_int(p.name, 0, last) if ordinal else trial.suggest_categorical(p.name, range(last + 1))
                 point[p.name] = p.values[i]
-        # What is evaluated may be another point, so trials are added by `mark_pending`, not kept from here.
+        # The evaluated point may be another one, so trials are added by `mark_pending`, not kept from here.
         self._study.tell(trial, state=TrialState.FAIL)
         return point
 
     def mark_pending(self, order: int, point: Point) -> None:
-        """Says that `point` is being evaluated. Points nearby are avoided."""
+        """Notes that `point` is being evaluated. Points nearby are avoided."""
         params = {name: self._positions[name][type(value), value] for name, value in point.items()}
         distributions = {name: self._distributions[name] for name in params}
         attributes = {"order": order}
@@ -148,11 +148,11 @@ class ParzenModel:
             self._begin(self._worth_keeping())
 
     def _added(self) -> list[FrozenTrial]:
-        """Of the present study, without the trials that suggestions were."""
+        """The trials of the present study, without those of suggestions."""
         return [t for t in self._study.get_trials(deepcopy=False) if t.state is not TrialState.FAIL]
 
     def _worth_keeping(self) -> list[FrozenTrial]:
-        """Those that run, the best quarter of the history, the latest three quarters; in their order."""
+        """The running trials, the best quarter of the history and the latest three quarters, in their order."""
         known = sorted(self._added(), key=lambda trial: int(trial.user_attrs["order"]))
         done = [t for t in known if t.state is not TrialState.RUNNING]
         ranked = sorted((t.value, i) for i, t in enumerate(done) if t.value is not None)
