@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 REFUSED = 0.01
-"""Share of the curves that belong to the sample."""
+"""Share of the curves of the sample itself that is refused by chance."""
 BACKENDS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
 _EPSILON = torch.finfo(torch.float32).eps
 
