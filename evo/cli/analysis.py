@@ -274,7 +274,7 @@ def _tell(console: Terminal, found: Explanation, command: str, most: int) -> Non
     else:
         gained = unless_busy(f"{factor(found.gain)} ({interval(found.low, found.high)})", found.disturbed)
         console.say(f"from {begun} at {median(found.base_us, False)} us: {gained} by {edits}")
-    rows = [
+    console.print_rows(
         {
             "edit": change_text(c.change),
             ">gain": "not measured" if c.gain is None else unless_busy("tie" if c.tie else factor(c.gain), c.disturbed),
@@ -285,8 +285,7 @@ def _tell(console: Terminal, found: Explanation, command: str, most: int) -> Non
             "since": f"#{c.since_order} {short(c.since)}" if c.since else "-",
         }
         for c in found.edits[:most]
-    ]
-    console.print_rows(rows)
+    )
     console.say(
         "gain: mean over pairs of candidates that differ in this edit only; alone: of the start with it; last: of the"
         " finished one without it; since: the first of the main line that has it",
@@ -393,7 +392,7 @@ def failures(
 def _print_totals(console: Terminal, totals: Sequence[FailureTotal]) -> None:
     if not totals:
         say("evo: no candidate has been recorded in this database yet", err=True)
-    rows = [
+    console.print_rows(
         {
             "kernel": t.kernel,
             "target": t.target,
@@ -404,8 +403,7 @@ def _print_totals(console: Terminal, totals: Sequence[FailureTotal]) -> None:
             ">runs": f"{t.runs:,}",
         }
         for t in totals
-    ]
-    console.print_rows(rows)
+    )
 
 
 def _print_report(console: Terminal, report: FailureReport, top: int, db: str) -> None:
@@ -532,7 +530,7 @@ def _print_importance(console: Terminal, found: Sequence[Importance], quantile: 
     for workload, group in groupby(found, lambda r: r.workload):
         records = list(group)
         console.say(f"{workload}, {counted(records[0].timed, 'timed candidate')}")
-        rows = [
+        console.print_rows(
             {
                 "parameter": r.parameter,
                 "": "█" * round(_BAR * (r.importance or 0.0)),
@@ -542,8 +540,7 @@ def _print_importance(console: Terminal, found: Sequence[Importance], quantile: 
                 " ": r.note,
             }
             for r in records
-        ]
-        console.print_rows(rows)
+        )
         if least := hardly_tried(records):
             console.say(least)
     console.say(

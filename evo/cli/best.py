@@ -83,7 +83,7 @@ def best(
 def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
     for (kernel, device), group in groupby(found, lambda b: (b.kernel, b.device)):
         console.say(f"{kernel} on {device}", "bold")
-        rows = [
+        console.print_rows(
             {
                 "workload": short_workload(b.workload, kernel, b.kernel_digest),
                 "candidate": short(b.id),
@@ -95,8 +95,7 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
                 "run": b.run,
             }
             for b in group
-        ]
-        console.print_rows(rows)
+        )
     console.say(
         "for each kernel, device and workload, the candidate of all runs with the highest speed-up: the reference"
         " baseline's time over its own, both of one race; interval: 95%, or of fewer than ten samples, as a search may"
@@ -160,7 +159,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
 
 
 def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:
-    rows = [
+    console.print_rows(
         {
             "run": r.name,
             "kernel": f"{r.kernel} ({r.target})",
@@ -173,8 +172,7 @@ def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:
             "started": r.created[:16].replace("T", " "),
         }
         for r in found
-    ]
-    console.print_rows(rows)
+    )
     console.say("passed: not refused, by the search or its finals; best: the run's highest speed-up", "dim")
     if stopped := next((r.name for r in found if r.status == RunStatus.INTERRUPTED), None):
         console.say(f"to continue what was interrupted:  {command_line(db, 'resume', stopped)}", "dim")
@@ -252,10 +250,9 @@ def _print_settings(console: Terminal, settings: Sequence[SettingDifference], na
         console.say("they were set up alike", "dim")
         return
     console.print()
-    rows = [
+    console.print_rows(
         {"what differs": setting.name, **{name: _short(setting.values.get(name)) for name in names}} for setting in settings
-    ]
-    console.print_rows(rows)
+    )
 
 
 def _short(value: object) -> object:

@@ -296,10 +296,7 @@ def test_one_that_went_on_in_both_is_refused_and_nothing_changes(where: str, ful
 
 def test_which_final_was_the_last_is_known_after_a_merge(where: str, tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db", write=True) as source:
-        run = s.new_run(source, "one")
-        with source.transaction():
-            for order in range(4):
-                source.add(run, s.ref(order), s.passed(order), elapsed_s=0.0)
+        run = s.filled(source, "one", 4)
         for turn, (one, other) in enumerate(((0, 1), (2, 3))):
             with source.transaction():
                 source.add_final(run, one, s.final(0.4), elapsed_s=1.0)
