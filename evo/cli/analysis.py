@@ -110,9 +110,8 @@ def _print_family(console: Terminal, record: CandidateRecord, found: Family, dif
     ]
     console.print_rows(rows, ["bold" if m.relation == "self" else "" if m.main_line else "dim" for m in found.members])
     console.say(
-        "* the main line, first parents; second column: generations before or after. All figures are of the search's own"
-        " timing; gain: over the first parent, with an interval put together from those of the two, and a tie where that"
-        " holds 1",
+        "* the main line, first parents; second column: generations before or after. All figures are the search's own; gain:"
+        " speed-up over the first parent, with an interval made of those of the two, a tie if it holds 1",
         "dim",
     )
     if found.cut:
@@ -287,8 +286,8 @@ def _tell(console: Terminal, found: Explanation, command: str, most: int) -> Non
         for c in found.edits[:most]
     )
     console.say(
-        "gain: mean over pairs of candidates that differ in this edit only; alone: of the start with it; last: of the"
-        " finished one without it; since: the first of the main line that has it",
+        "gain: mean over pairs of candidates that differ in this edit only; alone: its gain on the base; last: its gain as"
+        " the last edit; since: the first candidate of the main line with it",
         "dim",
     )
     hidden = f"; {counted(len(found.edits) - most, 'more edit')}: --all" if len(found.edits) > most else ""
@@ -471,8 +470,8 @@ def _print_rules(console: Terminal, report: FailureReport, top: int) -> None:
     console.print()
     console.print_rows(rows)
     console.say(
-        "more: not avoided by a rule above; lost: what it would forbid of the candidates that passed, and of the fastest"
-        " quarter. From this run alone: a rule is a question to the template, not proof",
+        "more: failures that no rule above avoids; lost: candidates that it would forbid among those that passed, and among"
+        " the fastest quarter. One run is no proof: a rule is a question to the template",
         "dim",
     )
 
@@ -509,8 +508,9 @@ def _print_operators(console: Terminal, found: Sequence[OperatorCredit]) -> None
     ]
     console.print_rows(rows, ["bold" if c.window is None else "dim" for c in found])
     console.say(
-        "passed, new code: of the trials; success: faster than the faster parent, of the trials with a timed one; improved:"
-        " faster than all before; gain: of these together; seconds: building and measuring; gain/s: per cent a second",
+        "passed, new code: shares of the trials; success: share that was faster than the faster parent, among trials with a"
+        " timed one; improved: number faster than all before; gain: of these together; seconds: time of building and"
+        " measuring; gain/s: per cent a second",
         "dim",
     )
 
@@ -587,6 +587,7 @@ def _print_pareto(console: Terminal, found: Sequence[Nondominated], axes: Sequen
         console.say("no candidate of this run was timed undisturbed")
     console.say(
         f"no other candidate is better in one of {', '.join(axes)} and as good in the rest; spilled, shared: bytes; error:"
-        " the largest, of what the gate allows; equal: others with these very figures. All times are of the search",
+        " the largest share of what the gate allows; equal: number of others with the same figures. All times are the"
+        " search's own",
         "dim",
     )

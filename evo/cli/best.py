@@ -97,9 +97,8 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
             for b in group
         )
     console.say(
-        "for each kernel, device and workload, the candidate of all runs with the highest speed-up: the reference"
-        " baseline's time over its own, both of one race; interval: 95%, or of fewer than ten samples, as a search may"
-        " take, their range",
+        "the candidate of all runs with the highest speed-up for each kernel, device and workload; speed-up: the reference"
+        " baseline's time over its own in the same race; interval: 95%, or the range of fewer than ten samples",
         "dim",
     )
     _say_marks(console, found, db)
@@ -209,9 +208,9 @@ def _print_comparison(
         console.print_rows([_speed_cells(r, devices) for r in rows])
         console.print_rows([_effort_cells(r) for r in rows])
     console.say(
-        "speed-up: over the reference baseline, a tie within the noise floor; behind: the first one's speed-up over this"
-        " one's, where kernel and device are the same, a tie where the interval of that holds 1; a second: of the search,"
-        " without its finals; to 1.1x: seconds of search until the search's own figure was that",
+        "speed-up: over the reference baseline, a tie within the noise floor; behind: the first run's speed-up over this"
+        " one's, where kernel and device are the same, a tie if its interval holds 1; a second: candidates a second, without"
+        " the finals; to 1.1x: seconds of search until its own figure was that",
         "dim",
     )
     _say_marks(console, found.rows, db)
@@ -404,8 +403,8 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
             console.say(f"finalist {short(f.id)} #{f.order} was refused: {why}", "red")
     if all_finalists and any(held.winner for held in run.finals):
         console.say(
-            "behind: the winner's speed-up over this one's, round by round in the race of all finalists, a tie where the"
-            " interval of that holds 1, as in evo diff",
+            "behind: the winner's speed-up over this one's, round by round in the race of all finalists, a tie if its"
+            " interval holds 1, as in evo diff",
             "dim",
         )
     timed = [t for h in run.finals for t in (*h.finalists, *h.baselines, h.confirmed, h.hot) if t is not None]
@@ -432,8 +431,8 @@ def _print_cover(console: Terminal, run: RunFinals, cover: Cover) -> None:
     told = f"{counted(cover.variants, 'variant')} for {counted(len(cover.points), 'workload')}"
     console.say(f"{told}: {cover.worst:.1%} off the best of its workload at worst, {cover.median:.1%} in the median", "bold")
     console.say(
-        "off the best: its time over the fastest finalist's, in the race of all of that workload's; reference: what is"
-        " replaced was faster, and serves calls of that workload in an export",
+        "off the best: its time over the fastest finalist's in the race of that workload; reference: the replaced function"
+        " was faster, and serves calls of that workload in an export",
         "dim",
     )
 
