@@ -26,7 +26,7 @@ from threadpoolctl import threadpool_limits
 from evo.analysis.replay import Replay, Score, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, handling, make_console, parse_sampler_options, print_json
-from evo.cli.screen import LINE_EVERY_S
+from evo.cli.screen import LINE_EVERY_S, LineTimer
 from evo.cli.tables import figure, make_table, say
 from evo.errors import EvoError, UsageError
 from evo.lineage.database import check_folder
@@ -171,16 +171,13 @@ def _replay_all(asked: Sequence[_Asked], jobs: int) -> Iterator[tuple[_Asked, Re
 
 def _told(done: SimpleQueue[Future[Replay]], total: int) -> Iterator[Future[Replay]]:
     """Yields the futures as they are done, and prints every few seconds how many are."""
-    began = told_s = time.monotonic()
-    number = 0
+    began, number, timer = time.monotonic(), 0, LineTimer()
     while number < total:
         with suppress(Empty):
             yield done.get(timeout=LINE_EVERY_S)
             number += 1
-        now = time.monotonic()
-        if now - told_s >= (LINE_EVERY_S if now - began < 60 else 12 * LINE_EVERY_S):
-            told_s = now
-            left = f", about {duration((now - began) * (total / number - 1))} left" if number else ""
+        if timer.is_due():
+            left = f", about {duration((time.monotonic() - began) * (total / number - 1))} left" if number else ""
             say(f"evo: {number} of {total} replays are done{left}", err=True)
 
 

@@ -55,8 +55,17 @@ _STAGES = {
 }
 
 
-def _is_line_due(last: float, progress: Progress) -> bool:
-    return time.monotonic() - last >= (LINE_EVERY_S if progress.elapsed_s < 60 else 12 * LINE_EVERY_S)
+class LineTimer:
+    """Tells when the next line on progress is due: every five seconds, after a minute every minute."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        due = now - self._last >= (LINE_EVERY_S if now - self._began < 60 else 12 * LINE_EVERY_S)
+        self._last = now if due else self._last
+        return due
 
 
 class PlainLines(nullcontext[None]):
@@ -66,8 +75,7 @@ class PlainLines(nullcontext[None]):
     def __init__(self, console: Console, workloads: Sequence[str]) -> None:
         super().__init__()
         self._console, self._workloads = console, workloads
-        self._improvements = 0
-        self._last = time.monotonic()
+        self._improvements, self._timer = 0, LineTimer()
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -82,8 +90,7 @@ class PlainLines(nullcontext[None]):
             before = "kept from before: " if found.replayed else ""
             self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {_about(found)} PyTorch")
         self._improvements = len(progress.improvements)
-        if _is_line_due(self._last, progress):
-            self._last = time.monotonic()
+        if self._timer.is_due():
             waiting = _waiting(progress)
             self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}{waiting and f' | {waiting}'}")
 
@@ -93,7 +100,7 @@ class JsonLog:
 
     def __init__(self, path: Path, run: str, workloads: Sequence[str]) -> None:
         self._path, self._run, self._workloads = path, run, workloads
-        self._improvements, self._last, self._ending = 0, time.monotonic(), False
+        self._improvements, self._timer, self._ending = 0, LineTimer(), False
         self._write("begun")
 
     def end(self, text: str, outcome: Outcome | None) -> None:
@@ -122,8 +129,7 @@ class JsonLog:
             workload, gain = self._workloads[found.task], 1 / found.ratio
             self._write("better", elapsed_s=found.elapsed_s, workload=workload, order=found.order, speedup=gain)
         self._improvements = len(progress.improvements)
-        if _is_line_due(self._last, progress):
-            self._last = time.monotonic()
+        if self._timer.is_due():
             status = {str(status): count for status, count in progress.by_status.items()}
             self._write(
                 "progress",
@@ -192,17 +198,14 @@ class LiveScreen:
 
 
 class CheckLines:
-    """Prints the progress of a check on stderr, a line every few seconds. what: the things that are counted, in the plural.
-    """
+    """Prints the progress of a check on stderr. what: the things that are counted, in the plural."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
-        self._last = time.monotonic()
+        self._what, self._timer = what, LineTimer()
 
     def __call__(self, done: int, count: int, work: InFlight | None, changes: Point) -> None:
-        if time.monotonic() - self._last < LINE_EVERY_S:
+        if not self._timer.is_due():
             return
-        self._last = time.monotonic()
         text = f"{done} of {count} {self._what} done"
         if work is not None and work.seconds >= LONG_S:
             values = " ".join(f"{k}={v}" for k, v in changes.items())
