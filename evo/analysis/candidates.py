@@ -1,4 +1,4 @@
-"""One candidate: its whole record, its build, its source."""
+"""The whole record of one candidate, with its build and its source."""
 
 import hashlib
 import string
@@ -40,7 +40,7 @@ class Subject:
 
 
 def select_candidates(*columns: Any) -> Select[Any]:
-    """The fields of `Subject` and more, of candidates with their tasks, runs and environments."""
+    """A query of the fields of `Subject` and more columns, over candidates with their tasks, runs and environments."""
     e = m.Environment
     subject: tuple[Any, ...] = (_c.public_id.label("id"), _c.order, _r.name.label("run"), _r.kernel, _r.kernel_digest)
     return (
@@ -53,7 +53,7 @@ def select_candidates(*columns: Any) -> Select[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingRecord(Timing):
-    """A contender's time as it is recorded. stage: search or final; round: 0, or the final's."""
+    """A contender's recorded time. stage: "search" or "final"; round: 0 for the search, else the final's number."""
 
     PRINTED: ClassVar = ("disturbed",)
     task: int
@@ -63,10 +63,10 @@ class TimingRecord(Timing):
 
 @dataclass(frozen=True, kw_only=True)
 class FinalRace:
-    """Baselines, and the winner's second copy, as one of a candidate's finals timed them. round: that of the final.
+    """The baselines and the winner's second copy, as one of a candidate's finals timed them. round: the final's number.
 
-    beside: whether the candidate ran in that very race. Where a final confirmed a winner, only the winner did: of the race
-    of all finalists their own times alone are kept.
+    beside: whether the candidate ran in that very race. Where a final confirmed a winner, only the winner did: the race of
+    all finalists is recorded without baselines.
     """
 
     round: int
@@ -76,7 +76,7 @@ class FinalRace:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRecord(Check):
-    """A gate case as it is recorded. stage, round: as of `TimingRecord`."""
+    """A recorded gate case. stage, round: as in `TimingRecord`."""
 
     stage: str
     round: int
@@ -84,7 +84,7 @@ class CheckRecord(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """A compilation; see `evo.evaluation.Build`. binary: sha256 of the code, where that is stored."""
+    """A recorded compilation; see `evo.evaluation.Build`. binary: sha256 of the code, if that is stored."""
 
     status: str
     arch: str
@@ -131,19 +131,18 @@ class CandidateSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Relative(CandidateSummary):
-    """A parent or child of a candidate. role: the parent's part in the making of the child."""
+    """A parent or child of a candidate. role: the part of the parent in making the child."""
 
     role: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateRecord(Subject, CandidateSummary):
-    """All there is of one candidate.
+    """The whole record of one candidate.
 
-    digest: of the genome. source: sha256 of the stored text. winner: of its task. seeds: what the gate's data were drawn
-    with, by stage. origin: of a start: a candidate's id, or what --start said. noise_floor: of the last final of its run and
-    workload. final_races: what its finals timed beside it.
-    created: ISO 8601 in UTC, as all times of records.
+    digest: sha256 of the genome. source: sha256 of the stored text. winner: whether it won its task. seeds: the seeds of the
+    gate's data, by stage. origin: where a start came from, a candidate's id or the text of --start. noise_floor: that of the
+    last final of its run and workload. final_races: what its finals timed beside it. created: ISO 8601 in UTC.
     """
 
     task: int
@@ -173,7 +172,7 @@ class CandidateRecord(Subject, CandidateSummary):
 
     @property
     def refusal(self) -> str:
-        """Why the last of its finals refused it: "wrong: for 7 float32: ..."; empty if none did."""
+        """Why the last of its finals refused it, such as "wrong: for 7 float32: ..."; empty if it did not."""
         last = self.finals[-1] if self.finals else None
         if last is None or last.status in PASSED:
             return ""
@@ -184,7 +183,7 @@ class CandidateRecord(Subject, CandidateSummary):
 def resolve_candidate(connection: Connection, prefix: str) -> int:
     """The key of the candidate whose public id begins so.
 
-    Raises UnknownNameError, StoreError for the beginning of several, or UsageError for what is not a text at all.
+    Raises UnknownNameError, StoreError for the beginning of several ids, or UsageError for a name that is not a text.
     """
     if not isinstance(prefix, str):
         raise UsageError(f"{prefix!r} is not the name of a candidate; give names one by one, as texts")
@@ -201,7 +200,7 @@ def resolve_candidate(connection: Connection, prefix: str) -> int:
 
 
 def _beginning(connection: Connection, prefix: str) -> list[tuple[int, str]]:
-    # A range and not LIKE, which no index helps with; "g" comes after every hexadecimal digit.
+    # An index serves a range, but not LIKE; "g" comes after every hexadecimal digit.
     rows = connection.execute(
         select(_c.id, _c.public_id)
         .where(_c.public_id >= prefix, _c.public_id < prefix + "g")
@@ -212,10 +211,8 @@ def _beginning(connection: Connection, prefix: str) -> list[tuple[int, str]]:
 
 
 def read_candidate(store: Store, candidate: str) -> CandidateRecord:
-    """The whole record of a candidate, by its public id or a unique prefix of it.
-
-    Raises UnknownNameError, or StoreError for an ambiguous prefix.
-    """
+    """The record of a candidate, by its public id or a unique prefix. Raises UnknownNameError, or StoreError for an
+    ambiguous prefix."""
     original = aliased(_c)
     query = select_candidates(
         _c.task, _c.genome, _c.source_sha.label("source"), _c.operator, _c.status, _c.score, _c.log, _c.seconds,
@@ -256,7 +253,7 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
 
 
 def _origin(options: Mapping[str, Any], genome: Mapping[str, Value]) -> str:
-    """Where a run has its start with that genome from; empty where that is not recorded."""
+    """The recorded origin of a run's start with that genome; empty where none is recorded."""
     found = []
     for point, origin in zip(options.get("starts", ()), options.get("origins", ()), strict=False):
         known = {name: value for name, value in point.items() if name in genome}
@@ -266,7 +263,7 @@ def _origin(options: Mapping[str, Any], genome: Mapping[str, Value]) -> str:
 
 
 def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace, ...]:
-    """What each final that timed a candidate timed beside it; its last race of each round."""
+    """What each final of a candidate timed beside it, by round; the last race of a round counts."""
     held = held_races(connection, key // ORDERS_PER_RUN, task)
     races = {row.round: race for race in held for row in race.finalists if row.candidate_id == key}
     found = []
@@ -280,8 +277,7 @@ def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace
 def read_relatives(
     connection: Connection, keys: Sequence[int], *, children: bool = False
 ) -> dict[int, tuple[Relative, ...]]:
-    """The parents of candidates in their order, by the child's key; or else the children, by the parent's. Candidates
-    without any are left out."""
+    """The parents of each candidate in their order, by its key; or its children. Candidates without any are left out."""
     own, other = (_p.parent_id, _p.child_id) if children else (_p.child_id, _p.parent_id)
     query = select(own.label("own"), *CandidateSummary.COLUMNS, _p.role).join_from(_p, _c, _c.id == other)
     found: dict[int, tuple[Relative, ...]] = {}

@@ -1,4 +1,4 @@
-"""A candidate's whole family: where it came from, what came of it, and what each change gained."""
+"""The family of a candidate: its ancestors, its descendants, and what each change gained."""
 
 import difflib
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ _COLUMNS = (_c.id.label("key"), *CandidateSummary.COLUMNS, _c.task, _c.genome, _
 
 @dataclass(frozen=True, kw_only=True)
 class Kin(CandidateSummary):
-    """An ancestor or descendant of a candidate, or itself.
+    """An ancestor or descendant of a candidate, or the candidate itself.
 
-    generation: the fewest steps between the two, negative for ancestors. change and the gains: against its own first
-    parent. gain: the parent's time over its own (above 1: faster; None for a parent on another task), both of the search's
-    cold timing, each beside the reference in a race of its own; tie: the interval of the gain holds 1. main_line: on the
-    way from a root to the candidate through first parents only. diff: of the source against the first parent's, if asked
-    for.
+    generation: the fewest steps between the two, negative for ancestors. change: the difference from its first parent. gain:
+    that parent's time over its own (above 1: faster; None for a parent on another task), both of the search's cold timing,
+    each beside the reference in a race of its own; tie: whether the interval of the gain holds 1. main_line: whether it is
+    on the way from a root to the candidate through first parents only. diff: the difference of the source from the first
+    parent's, if asked for.
     """
 
     relation: Relation
@@ -51,9 +51,8 @@ class Kin(CandidateSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Ancestors from the roots on, the candidate, its descendants, each in the order they were proposed.
-
-    cut: there are more descendants than were asked for; those proposed first are given.
+    """Ancestors from the roots on, the candidate, then its descendants, in the order of their proposal. cut: whether there
+    are more descendants than were asked for; the earliest are given.
     """
 
     members: tuple[Kin, ...]
@@ -61,7 +60,7 @@ class Family:
 
 
 def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: bool = False) -> Family:
-    """Every ancestor of a candidate, and up to so many of its descendants.
+    """Every ancestor of a candidate, and at most `descendants` of its descendants.
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
@@ -69,7 +68,7 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
         key = resolve_candidate(connection, candidate)
         run_id = key // ORDERS_PER_RUN
         up = _reached(connection, key, _p.child_id, _p.parent_id)
-        # Children are later than their parents, so the first of the descendants by key are a connected part of the family.
+        # The first descendants by key are connected with the candidate, because children are later than their parents.
         down = _reached(connection, key, _p.parent_id, _p.child_id, descendants + 1)
         kin = [*up, key, *down[:descendants]]
         parents = read_relatives(connection, kin)
@@ -117,15 +116,15 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
 
 
 def _reached(connection: Connection, key: int, own: Any, other: Any, most: int | None = None) -> list[int]:
-    """Keys of what can be reached from a candidate, sorted, the first so many: one recursive query. UNION, not UNION ALL, so
-    that an ancestor by a million ways is met once."""
+    """The sorted keys that can be reached from a candidate, at most so many. UNION, not UNION ALL, meets an ancestor once
+    that is one by a million ways."""
     kin = select(literal(key, Key).label("id")).cte("kin", recursive=True)
     kin = kin.union(select(other).join_from(_p, kin, own == kin.c.id))
     return list(connection.scalars(select(kin.c.id).where(kin.c.id != key).order_by(kin.c.id).limit(most)))
 
 
 def unified(texts: Sequence[bytes | None], names: Sequence[str]) -> str | None:
-    """The difference of two texts as a unified diff; empty if there is none, None where one of them is not kept."""
+    """The unified diff of two texts; empty if they are equal, None if one of them is not kept."""
     known = [text.decode("utf-8", "replace").splitlines() for text in texts if text is not None]
     if len(known) < len(texts):
         return None

@@ -1,4 +1,4 @@
-"""Two candidates side by side: what differs between them, and how much faster one is."""
+"""The difference of two candidates: what is not the same, and how much faster one is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _BUILD = (
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceRow:
-    """One thing about both. section: candidate, genome, build or time. None: not known, or not there."""
+    """One property of both. section: candidate, genome, build or time. one, other: the values; None where not known."""
 
     section: str
     name: str
@@ -36,11 +36,13 @@ class DifferenceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """gain: the first one's time over the second's (above 1: the second is faster), of `timed_in`: their finals if both
-    have one, else the search; None where they were not timed on one device for one workload. one_race: whether both times
-    are of one race, the last that all finalists of a final ran in; else each is of its own race, a winner's of that which
-    confirmed it. source, ptx: unified diffs; empty for equal texts, None where one is not kept. same_code: of equal machine
-    code, None where one has none.
+    """The difference of two candidates.
+
+    gain: the first one's time over the second's (above 1: the second is faster); None where they were not timed on one
+    device for one workload. timed_in: "final" if both were timed in one, else "search". one_race: whether both times are of
+    one race, the last one of all finalists that both ran in; else each is of a race of its own, a winner's of the one that
+    confirmed it. source, ptx: unified diffs; empty for equal texts, None where one is not kept. same_code: whether their
+    machine code is equal; None where one has none.
     """
 
     one: str
@@ -58,10 +60,8 @@ class Difference:
 
 
 def diff(store: Store, one: str, other: str) -> Difference:
-    """What distinguishes two candidates, of one run or of two.
-
-    Raises UnknownNameError, or StoreError for an ambiguous prefix.
-    """
+    """The difference of two candidates, of one run or of two. Raises UnknownNameError, or StoreError for an ambiguous
+    prefix."""
     first, second = records = [read_candidate(store, name) for name in (one, other)]
     digests = [(record.source, record.build and record.build.binary) for record in records]
     with store.reading() as connection:
@@ -92,7 +92,7 @@ def diff(store: Store, one: str, other: str) -> Difference:
 
 
 def _facts(record: CandidateRecord, times: Mapping[str, RaceTime]) -> dict[str, Mapping[str, Any]]:
-    """What is compared, by section and name."""
+    """The compared properties of a candidate, by section and name."""
     build = record.build
     return {
         "candidate": {name: getattr(record, name) for name in _CANDIDATE} | {"compiler": build and build.compiler},
@@ -103,10 +103,10 @@ def _facts(record: CandidateRecord, times: Mapping[str, RaceTime]) -> dict[str, 
 
 
 def _read_times(connection: Connection, records: Sequence[CandidateRecord]) -> tuple[list[dict[str, RaceTime]], bool]:
-    """Cold times of two candidates, each by what it was timed in, and whether both `final` ones are of one race.
+    """Cold times of two candidates, each by the kind of its race, and whether both `final` times are of one race.
 
-    final: in the race of all finalists, the last that both ran in, or else its own last one; confirmed: a winner's, in the
-    race that confirmed it.
+    Kinds: "search"; "final", the race of all finalists, the last one that both ran in or else the candidate's own last one;
+    "confirmed", the race that confirmed a winner.
     """
     runs = [resolve_run(connection, record.run) for record in records]
     keys = [candidate_key(run, record.order) for run, record in zip(runs, records, strict=True)]
@@ -116,17 +116,13 @@ def _read_times(connection: Connection, records: Sequence[CandidateRecord]) -> t
     found = []
     for run, key, own in zip(runs, keys, held, strict=True):
         race = (both or [race for race in own if key in race.common] or [HeldRace()])[-1]
-        parts = {
-            "search": search_times(connection, run, [key]),
-            "final": race.common,
-            "confirmed": race.confirmed,
-        }
+        parts = {"search": search_times(connection, run, [key]), "final": race.common, "confirmed": race.confirmed}
         found.append({stage: some[key] for stage, some in parts.items() if key in some})
     return found, bool(both)
 
 
 def _gain(times: Sequence[Mapping[str, RaceTime]], together: bool) -> tuple[str | None, bool, Gain | None]:
-    """(stage, of one race, gain)."""
+    """The stage in which two candidates are compared, whether that is one race, and the gain."""
     one, other = times
     if together:
         return "final", True, gain_within(one["final"], other["final"])

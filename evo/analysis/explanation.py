@@ -1,8 +1,8 @@
-"""What made a candidate fast: the gain of each of its differences from where it began, as far as that was measured.
+"""The explanation of a candidate's speed: the gain of each of its differences from a base, as far as that was measured.
 
 An edit is a change of parameters that can only change together: one parameter, and the conditional ones that come and go
-with it. The measured genomes that have some of the edits and nothing else are points between the two ends; two of them that
-differ in one edit are a measurement of that edit's gain.
+with it. Measured genomes that have some of the edits and no other difference lie between the base and the candidate. Two of
+them that differ in one edit measure the gain of that edit.
 """
 
 import math
@@ -24,8 +24,8 @@ from evo.problem.space import Value
 
 @dataclass(frozen=True, kw_only=True)
 class Marginal(Gain):
-    """One edit's gain with everything else equal: the same genome without it and with it, both measured. edits: how many of
-    the others were made already."""
+    """The gain of an edit with everything else equal, from two measured genomes. without, with_: the candidates without it
+    and with it. edits: number of the other edits that both have."""
 
     without: str
     with_: str
@@ -34,14 +34,14 @@ class Marginal(Gain):
 
 @dataclass(frozen=True, kw_only=True)
 class EditCredit:
-    """One change on the way, and what it is worth.
+    """One edit, and what it is worth.
 
-    gain: the mean of its measured marginal gains, first over those with equally many other edits made, then over these
-    numbers, as Shapley's value is; with all subsets measured it would be that. None: not measured. low, high: from the
-    least to the greatest that any of these pairs allows, with their intervals: both noise and how it depends on the rest.
-    same_code: in every pair the machine code is the same, so that the edit gains nothing for certain.
-    disturbed: something slowed the device down while one of a pair was timed.
-    alone: added to the start with nothing else; last: taken out of the candidate with nothing else.
+    gain: the mean of its marginal gains, first over those with equally many other edits, then over these numbers; with all
+    subsets measured it would be Shapley's value. None where no pair was measured. low, high: the least and the greatest
+    gain within the intervals of any pair, which so tell both noise and how the gain depends on other edits.
+    same_code: whether the machine code is the same in every pair, so that the edit certainly gains nothing.
+    disturbed: whether something slowed the device down while one of a pair was timed.
+    alone: the gain when it is added to the base alone; last: when it is added as the last of all edits.
     since: the first candidate of the main line that had it.
     """
 
@@ -62,12 +62,12 @@ class EditCredit:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Subject):
-    """Edits by what they are worth, the unmeasured ones last.
+    """The edits between a base and the candidate, the most worth first and the unmeasured ones last.
 
-    base: what it is compared with, None as `base_id` where that genome was not measured. gain: of the candidate over the
-    base. disturbed: something slowed the device down while one of the two was timed. product: of the measured edits' gains;
-    rest: what is left of the gain for the unmeasured ones, and for what edits do together and not alone. None where the
-    base has no time.
+    base: the genome that it is compared with; base_id: its candidate, None where it was not measured. gain: the candidate's
+    over the base, None where the base has no time. disturbed: whether something slowed the device down while one of the two
+    was timed. product: that of the measured edits' gains; rest: the part of the gain that is left for the unmeasured edits
+    and for what edits do only together.
     """
 
     ratio: float
@@ -93,10 +93,10 @@ def explain(
     *,
     base_from: str = "",
 ) -> Explanation:
-    """Edit by edit from `base` to the candidate, by what its run measured.
+    """The explanation of a candidate by what its run measured.
 
     base: parameters, or the name of a candidate for the same kernel and target; if left out, the first candidate of the same
-    run and workload, which is the space's default.
+    run and workload, which is the space's default. base_from: words for a given base.
     Raises UnknownNameError, or StoreError for an ambiguous prefix and for a candidate without a time.
     """
     record = read_candidate(store, candidate)
@@ -132,7 +132,7 @@ def explain(
         made: found for genome, found in measured.items() if (made := _edits_made(genome, start, edits)) is not None
     }
     everything = frozenset(range(len(edits)))
-    between[everything] = (record.id, own)  # of equal genomes, the one that was asked for
+    between[everything] = (record.id, own)  # another candidate may have an equal genome
     base_id, base_time = between.get(frozenset(), (None, None))
     total = gain_between(base_time, own)
     line = [kin for kin in read_family(store, record.id, descendants=0).members if kin.main_line]
@@ -160,14 +160,14 @@ def explain(
 
 
 _Found = tuple[str, RaceTime]
-"""Public id and time of a measured genome."""
+"""The public id and the time of a measured genome."""
 
 
 def edits_between(start: Genome, end: Genome, seen: Collection[Genome] = ()) -> tuple[Change, ...]:
-    """The edits that lead from one genome to the other, by name; the parameter that leads an edit is named first in it.
+    """The edits that lead from one genome to the other; the parameter that leads an edit is the first in it.
 
-    A parameter that only one of the two genomes has is taken to come with the changed one whose value told, in every genome
-    `seen`, whether it was there.
+    A parameter that only one of the two genomes has is taken to depend on the changed parameter whose value told, in every
+    genome `seen`, whether it was there.
     """
     change = start.difference(end)
     in_both = [name for name in change if None not in change[name]]
@@ -180,7 +180,7 @@ def edits_between(start: Genome, end: Genome, seen: Collection[Genome] = ()) -> 
 
 
 def _tells(other: str, name: str, seen: Collection[Genome]) -> bool:
-    """Whether the value of `other` decided, in all genomes seen, whether `name` was there."""
+    """Whether the value of parameter `other` decided, in all genomes seen, whether parameter `name` was there."""
     present: dict[str, bool] = {}
     for genome in seen:
         values = genome.parameters
@@ -191,7 +191,7 @@ def _tells(other: str, name: str, seen: Collection[Genome]) -> bool:
 
 
 def _edits_made(genome: Genome, start: Genome, edits: Sequence[Change]) -> frozenset[int] | None:
-    """Numbers of the edits that a genome has; None for a genome that does not lie between the two ends."""
+    """The numbers of the edits that a genome has; None for a genome that does not lie between the two ends."""
     change = start.difference(genome)
     made = set()
     for number, edit in enumerate(edits):
@@ -206,7 +206,7 @@ def _edits_made(genome: Genome, start: Genome, edits: Sequence[Change]) -> froze
 def _credit(
     index: int, edits: Sequence[Change], between: Mapping[frozenset[int], _Found], line: Sequence[Kin]
 ) -> EditCredit:
-    """between: the measured genomes, by the edits made in them. line: first parents, from the root on."""
+    """The credit of an edit. between: the measured genomes by their edits. line: the main line from its root."""
     edit, marginals, disturbed = edits[index], [], False
     for subset, (name, before) in between.items():
         if index in subset or subset | {index} not in between:

@@ -1,4 +1,4 @@
-"""What broke: by kind, by reason, by parameter value; and which rule would have avoided it at what cost."""
+"""Failures of a run by kind, by reason and by parameter value, and which rule would have avoided them at what cost."""
 
 import math
 import re
@@ -28,16 +28,16 @@ from evo.targets import find_target
 _c, _d, _b, _r = m.Candidate, m.Detail, m.Build, m.Run
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b(?! (?:or|of)\b)", re.IGNORECASE)
 _GOOD_SHARE = 0.25
-"""Of a task's timed candidates, the fastest of which count as good."""
+"""Share of a task's timed candidates that count as good, the fastest ones."""
 _NOT_CHANCE = 2.0
-"""Standard errors."""
-_LEAST_AVOIDED = 2
-_KEPT_RULES = 50
+"""Standard errors by which a value must be refused more often than the others to be remarked on."""
+_LEAST_AVOIDED, _KEPT_RULES = 2, 50
+"""Least number of failures that a rule must avoid, and number of rules that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureKind:
-    """A status: how many candidates ended so, their share of all, what they cost, and the first of them."""
+    """A status, with the number of candidates that ended so, their share of all, what they cost, and the first of them."""
 
     status: str
     candidates: int
@@ -48,7 +48,7 @@ class FailureKind:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReason(FailureKind):
-    """What was said, numbers in it left open. example: of the first candidate, as it was said."""
+    """A reason of refusals, with every number in it as #. example: the first candidate's reason, word for word."""
 
     reason: str
     example: str
@@ -56,10 +56,13 @@ class FailureReason(FailureKind):
 
 @dataclass(frozen=True, kw_only=True)
 class TriedValue:
-    """A parameter's value: how many candidates had it, `of` those that have the parameter; how many of them passed the
-    search or were refused; and of all the others that have the parameter, how many were refused. best: the best ratio, None
-    where none was timed. z: the difference of the two shares of refused ones in standard errors, None where there is nothing
-    to compare. structural: the parameter chooses another algorithm; None where the space is not at hand.
+    """A parameter's value, and how candidates with it fared.
+
+    candidates, passed, refused, share: the candidates with this value, those that passed the search, those refused, and
+    their share. of: all candidates that have the parameter. elsewhere, elsewhere_refused, elsewhere_share: the others among
+    these. z: the difference of the two shares in standard errors; None where there is nothing to compare. best: the best
+    ratio, None where none was timed. structural: whether the parameter chooses another algorithm; None where the space is
+    not known.
     """
 
     parameter: str
@@ -84,12 +87,12 @@ class TriedValue:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a constraint that forbids `rule` would have done in this run.
+    """The effect that a constraint which forbids `rule` would have had in this run.
 
-    kind: "new", or "existing" for one of the space as it is now, which this run did not have. more: of the avoided, those
-    that no rule avoids that is worth more. good_lost: of the passing ones it forbids, those among the fastest quarter of
-    their workload. best_lost: the fastest of a workload is among them. seconds: what building and measuring the avoided ones
-    cost.
+    kind: "new", or "existing" for a constraint of the present space that this run did not have. avoided: failures that it
+    forbids; more: those among them that no better rule avoids. passed_lost: passing candidates that it forbids; good_lost:
+    those among the fastest quarter of their workload; best_lost: whether the fastest of a workload is one. seconds: cost of
+    building and measuring the avoided ones.
     """
 
     kind: str
@@ -105,7 +108,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReport:
-    """Each list with the worst first. candidates: all of the run; refused: those that did not pass."""
+    """The failures of a run, the worst first in each list. candidates: all of the run; refused: those that did not pass."""
 
     run: str
     candidates: int
@@ -118,7 +121,7 @@ class FailureReport:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureTotal:
-    """Over all runs."""
+    """The candidates of all runs of a kernel, target and device that ended with a status."""
 
     kernel: str
     target: str
@@ -130,7 +133,7 @@ class FailureTotal:
 
 
 def failure_totals(store: Store, kernel: str | None = None) -> list[FailureTotal]:
-    """How the candidates of all runs ended, those that passed too, by kernel, target and device."""
+    """The candidates of all runs, also those that passed, by kernel, target, device and status."""
     of_runs = select(_c.run_id, _c.status, func.count().label("number")).group_by(_c.run_id, _c.status).subquery()
     group = (_r.kernel, _r.target, m.Environment.device)
     number = cast(func.sum(of_runs.c.number), BigInteger).label("candidates")
@@ -150,10 +153,8 @@ def failure_totals(store: Store, kernel: str | None = None) -> list[FailureTotal
 
 
 def read_failures(store: Store, run: str = LATEST, *, template: bool = False, task: int | None = None) -> FailureReport:
-    """template: load the kernel, mark its structural parameters, and judge the constraints that its space has now. task:
-    only the candidates of this one.
-
-    Raises UnknownNameError, or StoreError for an ambiguous prefix of a name.
+    """The failures of a run. template: whether to load the kernel, mark its structural parameters, and judge the constraints
+    that its space has now. task: the only task to look at. Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
     stored = store.run(run)
     spec = stored.spec
@@ -182,14 +183,14 @@ def read_failures(store: Store, run: str = LATEST, *, template: bool = False, ta
 
 
 def present_space(kernel: Kernel, target: str, arch: str, workload: Workload) -> Space:
-    """The search space of a recorded run's workload as its kernel states it now. Raises UnknownNameError for a target that
-    the kernel has not."""
+    """The search space of a recorded workload as the kernel states it now. Raises UnknownNameError for a target that the
+    kernel does not have."""
     kernel.check_target(target)
     return kernel.space(target, workload, find_target(target).limits(arch))
 
 
 def read_tried(connection: Connection, run_id: int, task: int | None = None) -> list[Any]:
-    """The candidates of a run, or of one of its tasks, by order. spent_s: what each cost; a cached build cost nothing."""
+    """The candidates of a run, or of one of its tasks, by order; `spent_s`: the cost of each, without a cached build."""
     build_s = case((_b.cached.is_(True), 0.0), else_=func.coalesce(_b.seconds, 0.0))
     query = (
         select(_c.id, _c.public_id, _c.order, _c.task, _c.operator, _c.genome, _c.status, _c.score)
@@ -202,8 +203,8 @@ def read_tried(connection: Connection, run_id: int, task: int | None = None) -> 
 
 
 def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
-    """By key, for the candidates of a run that were refused: what the gate said of the first failed case, or a line of the
-    log; of equal code what was said of the first."""
+    """The reasons of a run's refused candidates by key: what the gate said of the first failed case, or a line of the log.
+    Candidates of equal machine code have the reason of the first of them."""
     refused = select(_c.id, _c.log, _c.same_code_as_id).where(_c.id.between(*key_range(run_id)), _c.status.not_in(PASSED))
     rows = connection.execute(refused).all()
     found = {key: error_line(log) for key, log, _ in rows}
@@ -215,7 +216,7 @@ def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
 
 
 def _grouped(rows: Sequence[Any], key: Callable[[Any], tuple[str, ...]]) -> list[tuple[tuple[str, ...], list[Any]]]:
-    """Rows that have the key in common, the most frequent first."""
+    """The rows by their key, the most frequent key first."""
     groups: dict[tuple[str, ...], list[Any]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
@@ -223,7 +224,7 @@ def _grouped(rows: Sequence[Any], key: Callable[[Any], tuple[str, ...]]) -> list
 
 
 def _costs(group: Sequence[Any], of: int) -> dict[str, Any]:
-    """The fields of `FailureKind`, of candidates that ended alike. of: number of all."""
+    """The fields of `FailureKind` for candidates that ended alike. of: number of all candidates."""
     return {
         "status": group[0].status,
         "candidates": len(group),
@@ -236,8 +237,8 @@ def _costs(group: Sequence[Any], of: int) -> dict[str, Any]:
 def tried_values(
     rows: Sequence[Any], times: Mapping[int, RelativeTime], structural: Collection[str] | None = None
 ) -> list[TriedValue]:
-    """Every value that any candidate had, the worst first. rows: of `read_tried`. times: of the search, by key. structural:
-    names of the parameters that are, if that is known."""
+    """Every value that any candidate had, the worst first. rows: result of `read_tried`. times: the search's times by key.
+    structural: names of the structural parameters, if they are known."""
     having = _having(rows)
     of, refused_of = Counter[str](), Counter[str]()
     for (name, _), numbers in having.items():
@@ -249,7 +250,7 @@ def tried_values(
         n, bad = len(some), sum(row.status not in PASSED for row in some)
         others, bad_elsewhere = of[name] - n, refused_of[name] - bad
         z = None
-        if others:  # of two shares, with their common variance
+        if others:  # the two shares differ by so many standard errors, with their common variance
             common = refused_of[name] / of[name]
             spread = math.sqrt(common * (1 - common) * (1 / n + 1 / others))
             z = (bad / n - bad_elsewhere / others) / spread if spread else 0.0
@@ -274,7 +275,7 @@ def tried_values(
 
 
 def _having(rows: Sequence[Any]) -> dict[tuple[str, Value], set[int]]:
-    """Numbers of the rows whose genome has a parameter at a value, by the two."""
+    """The numbers of the rows whose genome has a parameter's value, by parameter and value."""
     found: dict[tuple[str, Value], set[int]] = defaultdict(set)
     for number, row in enumerate(rows):
         for pair in Genome.from_json(row.genome).items:
@@ -283,8 +284,8 @@ def _having(rows: Sequence[Any]) -> dict[tuple[str, Value], set[int]]:
 
 
 class _Tried:
-    """A run's candidates as sets of their numbers: those that have a value, those that were refused, those that passed, of
-    these the fastest quarter and the fastest of each task."""
+    """A run's candidates as sets of their numbers: those with a value, those refused, those that passed, the fastest quarter
+    of each task, and the fastest of each task."""
 
     def __init__(self, rows: Sequence[Any]) -> None:
         self.rows = rows
@@ -299,28 +300,28 @@ class _Tried:
         self.best = {some[0] for some in ranked.values()}
 
     def worth(self, numbers: set[int]) -> float:
-        """Share of the failures among them, less the share of what passed and of what was good."""
+        """The share of all failures among these, less the shares of what passed and of what was good."""
         kinds = (self.refused, self.passed, self.good)
         refused, passed, good = (len(numbers & kind) / max(1, len(kind)) for kind in kinds)
         return refused - (passed + good)
 
     def spares(self, both: set[int], one: set[int]) -> bool:
-        """Whether of one set more passed than was refused outside of the other."""
+        """Whether more candidates of one set passed than were refused, without those in both."""
         left_out = one - both
         return len(left_out) > 2 * len(left_out & self.refused)
 
 
 def _find_rules(tried: _Tried, spaces: Sequence[Space]) -> list[Rule]:
-    """The most worth first, before those that add nothing to them. spaces: the kernel's present ones by task, if they are to
-    be judged."""
-    # Only values that break something on their own account can do so together.
+    """The rules, the most worth first and those that add nothing last. spaces: the kernel's present spaces by task, if they
+    are to be judged."""
+    # Only values that break something can break something together.
     suspects = {
         pair: having for pair, having in tried.having.items() if len(having & tried.refused) >= _LEAST_AVOIDED
     }
     useful = [("new", f"{name}={value}", having) for (name, value), having in suspects.items()]
     for ((name, value), a), ((other, its), b) in combinations(suspects.items(), 2):
         both = a & b if name != other else set()
-        # A pair has to spare more of what passed than it lets through of what did not.
+        # A pair has to spare more candidates that passed than it lets through failures.
         if len(both & tried.refused) >= _LEAST_AVOIDED and tried.spares(both, a) and tried.spares(both, b):
             useful.append(("new", f"{name}={value} and {other}={its}", both))
     broken: dict[str, set[int]] = defaultdict(set)
@@ -350,8 +351,8 @@ def _find_rules(tried: _Tried, spaces: Sequence[Space]) -> list[Rule]:
 
 
 def _violations(space: Space, point: Mapping[str, Value]) -> list[str]:
-    """Names of the constraints that a point breaks. A point of another space breaks none, as nothing can be said of it; and
-    a constraint that cannot be asked, because the space has changed, counts as holding."""
+    """The names of the constraints that a point breaks. A point of another space breaks none, and a constraint that cannot
+    be asked because the space has changed counts as holding."""
     broken = []
     for constraint in space.constraints if space.by_name.keys() >= point.keys() else ():
         with suppress(EvoError, LookupError, TypeError, ValueError, ArithmeticError):

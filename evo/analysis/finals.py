@@ -1,4 +1,4 @@
-"""The finals of a run: which candidates were raced, how fast each was, and which cannot be told from the winner."""
+"""The finals of a run: the candidates that were raced, their times, and which cannot be told from the winner."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -22,17 +22,17 @@ from evo.problem.space import Value
 
 _c = m.Candidate
 _SHIFT = 0.02
-"""A smaller difference of the winner's speed-up between its two races is not remarked on."""
+"""Least relative difference of the winner's speed-up between its two races for a remark."""
 _MUCH = 1.25
-"""A winner that takes so many times as long as the roofline copy leaves room that is worth a remark."""
+"""Least ratio of the winner's time to the roofline copy's for a remark on the room that is left."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finalist(RelativeTime):
     """A candidate that the last final of its workload timed, with its time in the race of all finalists.
 
-    score: what the search found. behind: the winner's speed-up over this candidate in that race, with its interval; tie: the
-    interval holds 1. None for the winner itself, and where there is no winner.
+    score: its ratio in the search. behind: the winner's speed-up over this candidate in that race, with its interval; None
+    for the winner itself, and where there is no winner. tie: whether the interval holds 1.
     """
 
     id: str
@@ -48,7 +48,8 @@ class Finalist(RelativeTime):
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedFinalist(CandidateSummary):
-    """A candidate that passed the search and was refused by the finals. status: why; reason: a line of its log there."""
+    """A candidate that passed the search and was refused by the finals. status, reason: its status and a line of its log
+    there."""
 
     task: int
     reason: str
@@ -57,9 +58,9 @@ class RefusedFinalist(CandidateSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation(RelativeTime):
-    """The winner's time in the race that confirmed it, which is the one to quote: in a fresh process, on other data, beside
-    a second copy of itself and the baselines only. shift: its speed-up there over that of the race of all finalists, where
-    the two do not agree: the luck of the fastest, or something beside the candidate was not the same."""
+    """The winner's time in the race that confirmed it, which is the time to quote: in a fresh process, on other data, beside
+    a second copy of itself and the baselines only. shift: its speed-up there over the one in the race of all finalists,
+    where the two do not agree: by the luck of the fastest, or because something beside the candidate was different."""
 
     shift: float | None
 
@@ -69,12 +70,11 @@ class WorkloadFinals:
     """The last final of one workload.
 
     finalists: the winner, then the others by their speed-up, without the refused. one_race: always true; kept for programs
-    that read it. baselines: cold, of the race that confirmed the winner, without its second copy. hot: the winner's time
-    with all data in the cache. ceiling: the fastest baseline that only moves the bytes; times_ceiling: the winner's time
-    over its. claimed_speedup: the winner's in the search; selection_regret: by how much that overstated it. remarks: what
-    is out of the ordinary about the winner's figures, a sentence each. disturbed: the machine was too busy
-    to measure the winner: nothing is confirmed then. not_confirmed: why the winner's figure is no confirmed one although its
-    race was held; empty if it is.
+    that read it. baselines: their cold times in the race that confirmed the winner. hot: the winner's time with all data in
+    the cache. ceiling: the fastest baseline that only moves the bytes; times_ceiling: the winner's time over its time.
+    claimed_speedup: the winner's speed-up in the search; selection_regret: how much that overstated it. disturbed: whether
+    the machine was too busy to measure the winner; nothing is confirmed then. not_confirmed: why the winner's figure is not
+    confirmed although its race was held; empty if it is. remarks: sentences on what is unusual about the winner's figures.
     """
 
     task: int
@@ -98,9 +98,9 @@ class WorkloadFinals:
 
 @dataclass(frozen=True, kw_only=True)
 class CoveredPoint:
-    """A workload of a covering run, and what serves it: the winner, by the number of its variant from 1, or None: the
-    reference, which was faster. speedup: the winner's, confirmed, or None where it is not sure; distance: the time of what
-    serves it over the least in the race of all finalists, less 1."""
+    """A workload of a covering run, and what serves it. variant: the number of the winner's variant from 1; None where the
+    reference was faster and serves it. speedup: the winner's confirmed one, None where it is not sure. distance: the time of
+    what serves it over the least in the race of all finalists, less 1."""
 
     workload: str
     variant: int | None
@@ -111,9 +111,9 @@ class CoveredPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Cover:
-    """Which few variants serve the workloads of a covering run that have winners; the variant that serves most comes first.
-    A variant is a genome, which is compiled for each dtype and whatever else the workloads have compiled in. worst, median:
-    of the distances."""
+    """The few variants that serve the workloads of a covering run that have winners; the variant that serves most is first.
+    A variant is a genome; it is compiled for each dtype and all else that the workloads compile in. worst, median: the
+    largest and the median distance."""
 
     points: tuple[CoveredPoint, ...]
     variants: int
@@ -123,9 +123,9 @@ class Cover:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFinals(RunSummary):
-    """A run, the last final of each of its workloads, without finalists where none has been held, and the candidates that
-    passed the search and were refused by the last of their finals, by order. cover: None unless few variants are to serve
-    all workloads."""
+    """A run with its finals. finals: the last one of each workload, without finalists where none was held.
+    refused_in_finals: the candidates that passed the search and that the last of their finals refused, by order. cover: None
+    unless few variants are to serve all workloads."""
 
     finals: tuple[WorkloadFinals, ...]
     refused_in_finals: tuple[RefusedFinalist, ...]
@@ -133,7 +133,8 @@ class RunFinals(RunSummary):
 
 
 def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] = ("copy",)) -> RunFinals:
-    """ceilings: the baselines that only move the bytes. Raises UnknownNameError, or StoreError for an ambiguous prefix."""
+    """A run with its finals. ceilings: names of the baselines that only move the bytes. Raises UnknownNameError, or
+    StoreError for an ambiguous prefix."""
     run = find_run(store, name)
     final = m.Final
     with store.reading() as connection:
@@ -169,7 +170,8 @@ def _workload_finals(
     ceilings: Collection[str],
     logs: Mapping[int, str],
 ) -> WorkloadFinals:
-    """rows: what is known of the finalists that were not refused, by key; logs: of their last finals, likewise."""
+    """The last final of one workload. rows: those of the finalists that were not refused, by key. logs: the logs of their
+    last finals, by key."""
     raced = {k: time for k, time in race.common.items() if k in rows}
     winner = next((k for k in raced if rows[k].id == task.winner), None)
     first, again = raced.get(winner or 0), race.confirmed.get(winner or 0)
@@ -227,7 +229,7 @@ def _workload_finals(
 
 
 def _cover(finals: Collection[WorkloadFinals], genomes: Mapping[str, str]) -> Cover | None:
-    """genomes: by the candidate's public id."""
+    """The cover of a run's workloads; None without a winner. genomes: those of the winners by public id."""
     if not (served := [(held, held.winner, held.confirmed) for held in finals if held.winner is not None]):
         return None
     lost = {held.task for held, _, time in served if time is not None and (time.ratio_low or 0.0) > 1}
@@ -252,7 +254,7 @@ def _cover(finals: Collection[WorkloadFinals], genomes: Mapping[str, str]) -> Co
 
 
 def ceiling_note(ceiling: str) -> str:
-    """What a column of times over the ceiling's means. ceiling: the contender that is it."""
+    """The meaning of a column of times over the time of `ceiling`, a baseline."""
     return (
         f"over {ceiling}, the fastest baseline here that only moves the bytes, as PyTorch does it: above 1, slower than"
         " that; below 1, faster"

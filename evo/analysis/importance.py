@@ -1,5 +1,4 @@
-"""Which parameters matter for being fast (PED-ANOVA over what a run has measured), and which of their values it has hardly
-tried."""
+"""Importance of parameters for being fast (PED-ANOVA over a run's times), and which of their values were hardly tried."""
 
 import math
 from collections import Counter, defaultdict
@@ -16,20 +15,20 @@ from evo.problem.genome import Genome
 from evo.problem.space import Point
 
 _LEAST_TIMED = 20
-"""Timed candidates below which nothing is said: Optuna asks for five in the top tenth; half as many here."""
+"""Least number of timed candidates for a statement. Optuna asks for five in the top tenth; this is two."""
 _MOST_IMPORTANT = 3
 _LEAST_SHARE = 0.05
 _UNDERSAMPLED = 1 / 3
-"""Of the candidates that each value would have had if all had been tried alike."""
+"""Share of the candidates that a value would have if all were tried alike; a value with fewer is undersampled."""
 _SHOWN_VALUES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """A parameter of one workload's search. importance: its share of all of them, which sum to 1; None where it cannot be
-    had, and `note` says why. candidates: those that have the parameter (a conditional one is not in all), of the `timed`
-    ones, among which are those whose machine code had been timed already. values: distinct ones among them. tried: every
-    value that any candidate had, the least tried first.
+    """A parameter of one workload's search. importance: its share, all of which sum to 1; None where it is not known, and
+    `note` says why. timed: candidates with a time, also a known one of the same machine code. candidates: those among them
+    that have the parameter, which may be conditional; values: their distinct values. tried: every value of any candidate,
+    the least tried first.
     """
 
     workload: str
@@ -44,13 +43,13 @@ class Importance:
 
 
 def read_importance(store: Store, run: str = LATEST, *, quantile: float = 0.1) -> list[Importance]:
-    """By workload, the most important parameter first.
+    """The importance of each workload's parameters, the most important first.
 
-    How much a parameter's values among the fastest `quantile` of the timed candidates differ from its values among all of
-    them (Watanabe et al. 2023, arXiv 2304.10255), with the figures that Optuna 5 has for categorical parameters: the values
-    of an ordinal one are few, and evo's are spaced as factors and not as differences. It tells what to look at, not what a
-    value gains: `explain` does that. A search does not sample evenly; what it soon settled can look unimportant because
-    nothing else was tried. Where a parameter is not active it counts as absent, not as some value (arXiv 2601.20800).
+    It is how much a parameter's values among the fastest `quantile` of the timed candidates differ from its values among all
+    of them (Watanabe et al. 2023, arXiv 2304.10255), with the figures that Optuna 5 has for categorical parameters, because
+    ordinal ones have few values, spaced as factors. It tells what to look at; `explain` tells what a value gains. A search
+    does not sample evenly: a parameter that it soon settled can look unimportant because nothing else was tried. An inactive
+    parameter counts as absent, not as some value (arXiv 2601.20800).
     Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
     if not 0.0 < quantile < 1.0:
@@ -107,7 +106,7 @@ def _of_task(
 
 
 def _count_values(points: Iterable[Point]) -> dict[str, Counter[str]]:
-    """By parameter, how many points have each of its values."""
+    """The number of points that have each value of a parameter, by parameter."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for point in points:
         for name, value in point.items():
@@ -116,21 +115,21 @@ def _count_values(points: Iterable[Point]) -> dict[str, Counter[str]]:
 
 
 def _divergence(fast: Counter[str], every: Counter[str]) -> float:
-    """Pearson's divergence between how often each value is among the fast candidates and among all of them."""
+    """Pearson's divergence between the shares of the values among the fast candidates and among all of them."""
     shares = zip(_smoothed(fast, every), _smoothed(every, every), strict=True)
     return sum(share * (among_fast / share - 1) ** 2 for among_fast, share in shares)
 
 
 def _smoothed(counts: Counter[str], values: Collection[str]) -> list[float]:
-    """The share of each value, estimated as Optuna 5 does it of a categorical parameter: a kernel around each value that
-    occurs, which spreads over all of them, and a uniform prior that weighs as much as one candidate."""
+    """The share of each value, estimated like a categorical parameter's in Optuna 5: a kernel around each value that occurs,
+    spread over all values, and a uniform prior with the weight of one candidate."""
     number, n, kernels = counts.total(), len(values), len(counts) + 1
     return [((counts[v] + number / kernels) / (1 + n / kernels) + 1 / n) / (number + 1) for v in values]
 
 
 def undersampled(records: Sequence[Importance]) -> list[TriedValue]:
-    """Of one workload: of its most important parameters (three at most, none with less than a twentieth) the values with the
-    fewest candidates, three at most of each. The run cannot tell whether these are slow."""
+    """Values that a run has tried too rarely to tell whether they are slow: up to three of each important parameter (three
+    at most, each with a share of a twentieth or more). records: those of one workload."""
     shares = [r for r in records if r.importance is not None and r.importance >= _LEAST_SHARE]
     found = []
     for record in shares[:_MOST_IMPORTANT]:

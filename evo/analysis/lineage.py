@@ -1,7 +1,7 @@
 """The lineage database for Python programs: `evo.Lineage("runs/lineage.db")`.
 
 Each question is a method with the name of its command, and answers with the frozen record that the command prints as
-`--json`. `pandas.DataFrame(...)` takes the lists of records in it as they are.
+`--json`. `pandas.DataFrame(...)` takes lists of such records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Answer = TypeVar("_Answer")
 def _asked(
     question: Callable[Concatenate[Store, _Arguments], _Answer],
 ) -> Callable[Concatenate[Lineage, _Arguments], _Answer]:
-    """A question to a store as a method."""
+    """A method that asks the lineage's store."""
 
     @wraps(question)
     def ask(self: Lineage, /, *arguments: _Arguments.args, **more: _Arguments.kwargs) -> _Answer:
@@ -41,10 +41,10 @@ def _asked(
 
 
 class Lineage:
-    """A lineage database, for reading: by path, or by URL as `evo --db` takes it. Works beside a search that writes.
+    """A lineage database for reading, by path or by URL as `evo --db` takes it, also while a search writes to it.
 
-    Use it with `with`, or call `close`. Runs and candidates are named by unique beginnings, the last run by "latest". A name
-    that is not there raises `evo.errors.UsageError` with one sentence that says what there is.
+    Use it with `with`, or call `close`. Runs and candidates are named by unique beginnings, the last run by "latest". An
+    unknown name raises `evo.errors.UsageError` with one sentence that says what there is.
     """
 
     def __init__(self, where: str | Path = "runs/lineage.db") -> None:
@@ -60,7 +60,7 @@ class Lineage:
         return f"<evo.Lineage: {self._store}>"
 
     def close(self) -> None:
-        """Closing twice does nothing."""
+        """Closes the database. A second call does nothing."""
         self._store.close()
 
     runs = _asked(list_runs)

@@ -1,4 +1,4 @@
-"""What each operator was worth in a run, and when."""
+"""The worth of each operator in a run, over time."""
 
 import math
 from collections import defaultdict
@@ -24,12 +24,11 @@ _p = m.Parentage
 class OperatorCredit:
     """An operator in one window of a run's search time, or in all of it (window None).
 
-    trials: candidates it made. passed: of them. new_code: of the passed, those whose machine code was not known already.
-    better: of those with a timed parent, faster than the fastest of these; compared: how many those were; success: share
-    of them.
-    improvements: faster than everything before on their task, in times that nothing disturbed. gain: by what factor these
-    together lowered the best time (1.0: not at all). seconds: building and measuring all of its trials. gain_rate: 100 times
-    the logarithm of the gain, per second: per cent a second where that is little, and it can be added and averaged.
+    trials: candidates that it made; passed: those that passed; new_code: those among them whose machine code was new.
+    compared: trials with a timed parent; better: those faster than the fastest of their parents; success: their share.
+    improvements: trials faster than all before on their task, in undisturbed times. gain: the factor by which these together
+    lowered the best time (1.0: not at all). seconds: time of building and measuring all trials. gain_rate: 100 times the
+    logarithm of the gain, per second: about per cent a second; rates can be added and averaged.
     """
 
     operator: str
@@ -49,9 +48,8 @@ class OperatorCredit:
 
 
 def read_operators(store: Store, run: str = LATEST, *, windows: int = 5, task: int | None = None) -> list[OperatorCredit]:
-    """By operator, all of the run first and then window by window of equal search time. task: only of this one.
-
-    Raises UnknownNameError, or StoreError for an ambiguous prefix.
+    """The credit of each operator: for the whole run first, then window by window of equal search time. task: the only task
+    to count. Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
     if not 1 <= windows <= 1000:
         raise UsageError(f"{windows} windows cannot be shown; choose 1 to 1000")
@@ -70,25 +68,25 @@ def read_operators(store: Store, run: str = LATEST, *, windows: int = 5, task: i
 
 @dataclass(frozen=True)
 class ComparedCandidate:
-    """A candidate against its parents, and against all before it."""
+    """A candidate compared with its parents and with all candidates before it."""
 
     row: Any
     better: bool | None
-    """Whether it is faster than the fastest of its parents; None where no parent has a time. Against any other parent, an
-    operator that combines two would be credited with what it took from the faster one."""
+    """Whether it is faster than the fastest of its parents; None where no parent has a time. Compared with a slower parent,
+    an operator that combines two would get the credit for what it took from the faster one."""
     best: bool
-    """Whether it is the first of its task with a time, or faster than everything before."""
+    """Whether it is the first of its task with a time, or faster than all before."""
     time: RaceTime | None
-    """In the search; None without one."""
+    """Its time in the search; None without one."""
     improvement: float
-    """Logarithm of the task's best time before over its own; 0 for the first, and for those that are not better."""
+    """Logarithm of the task's best time before over its own; 0 for the first one, and for one that is not better."""
 
 
 def compare_with_parents(connection: Connection, run_id: int, task: int | None = None) -> list[ComparedCandidate]:
-    """The candidates of a run, or of one of its tasks, against their parents, in the order of proposal.
+    """The candidates of a run, or of one of its tasks, compared with their parents, in the order of proposal.
 
-    A candidate whose machine code was known already has the known time as a parent; as a child it repeats, and is not
-    better. A disturbed time is no best time, unless its task has no others, as in the search.
+    A candidate of known machine code has the known time as a parent; as a child it repeats, and is not better. A disturbed
+    time is a best time only where its task has no other, as in the search.
     """
     rows, parents = read_tried(connection, run_id, task), parents_by_child(connection, run_id)
     times = search_times(connection, run_id, [row.id for row in rows])
@@ -109,7 +107,7 @@ def compare_with_parents(connection: Connection, run_id: int, task: int | None =
 
 
 def parents_by_child(connection: Connection, run_id: int) -> dict[int, list[int]]:
-    """Keys of the parents of every candidate of a run that has any, the main line first."""
+    """Keys of the parents of each candidate of a run that has any, by its key; the main line first."""
     found: dict[int, list[int]] = defaultdict(list)
     query = select(_p.child_id, _p.parent_id).where(_p.child_id.between(*key_range(run_id)))
     for child, parent in connection.execute(query.order_by(_p.child_id, _p.position)):

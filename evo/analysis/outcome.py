@@ -1,4 +1,4 @@
-"""What a run found: the record behind a report, workload by workload."""
+"""The outcome of a run, workload by workload: the record behind a report."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ from evo.problem.space import Parameter, Point, Space, Value
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is still known of the problem that a run was about: the database has values, not spaces.
+    """A run's problem as its kernel states it now, since a database has values and no spaces.
 
-    spaces: by number of the task. roles: of baselines. changed: why what the kernel says now may not be what it said
-    to the run; empty if it says the same.
+    spaces: search spaces by task. roles: roles by baseline. changed: why this may not be what the kernel said to the run;
+    empty if it is.
     """
 
     spaces: Mapping[int, Space]
@@ -40,8 +40,8 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Milestone(RelativeTime):
-    """A candidate that was faster than all before it on its task. evaluated: how many were tried there by then, itself
-    included. refused: by the finals, later. None of them was disturbed."""
+    """A candidate that was faster than all before it on its task, in an undisturbed race. evaluated: number of candidates
+    tried there by then, itself included. refused: whether the finals refused it later."""
 
     order: int
     id: str
@@ -51,7 +51,7 @@ class Milestone(RelativeTime):
 
     @property
     def low(self) -> float:
-        """Limit of the speed-up, like `high`; the speed-up itself without an interval."""
+        """The lower limit of the speed-up, as `high` is the upper; the speed-up itself without an interval."""
         return 1 / (self.ratio_high or self.ratio)
 
     @property
@@ -63,12 +63,12 @@ class Milestone(RelativeTime):
 class WorkloadOutcome:
     """One workload of a run.
 
-    points, elapsed_s, speedup, passed: of its candidates, by order: their parameters, the seconds of searching until each
-    was recorded, the speed-up over the reference (NaN without a time), whether the search did not refuse it.
-    parameters: with the values that were tried. milestones: the new bests.
+    points, elapsed_s, speedup, passed: for each candidate by order, its parameters, the seconds of searching until it was
+    recorded, its speed-up over the reference (NaN without a time), and whether it passed the search.
+    parameters: those tried, each with the values tried. milestones: the new bests.
     leader: the winner, or else the best of the search, which no final has confirmed. steps: the leader's ancestors and
-    itself. operators: over all of the search. refused: by the finals. importance: of every parameter, the most important
-    first.
+    itself. operators: their credit over the whole search. refused: the finalists that the finals refused. importance: that
+    of every parameter, the most important first.
     """
 
     task: TaskSummary
@@ -108,7 +108,7 @@ class WorkloadOutcome:
 
     @property
     def timing(self) -> TimingRecord | None:
-        """The leader's, of its last race: with cold caches."""
+        """The leader's time with cold caches in its last race."""
         timings = self.leader.timings if self.leader else ()
         latest = max((t.round for t in timings), default=0)
         own = (t for t in timings if t.round == latest and t.contender == "candidate" and t.protocol != "hot")
@@ -116,7 +116,7 @@ class WorkloadOutcome:
 
     @property
     def baselines(self) -> tuple[TimingRecord, ...]:
-        """Of the leader's last race, cold; none where that was of the search."""
+        """The cold baselines of the leader's last race; none where that was a race of the search."""
         return self.finals.baselines if self.timing is not None and self.timing.stage == "final" else ()
 
     @property
@@ -132,7 +132,7 @@ class WorkloadOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """db: the database as commands have to name it; None for the one that they take by themselves."""
+    """The outcome of a run. db: the database as commands have to name it; None for the default."""
 
     run: RunFinals
     db: str | None
@@ -141,7 +141,7 @@ class RunOutcome:
 
 
 def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcome:
-    """db: as commands have to name the database. Raises UnknownNameError, or StoreError for an ambiguous name."""
+    """The outcome of the named run. db: see `RunOutcome`. Raises UnknownNameError, or StoreError for an ambiguous name."""
     problem = read_problem(find_run(store, name))
     run = read_run_finals(store, name, [name for name, role in problem.roles.items() if role == "ceiling"] or ["copy"])
     importance = read_importance(store, run.name)
@@ -152,7 +152,7 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
 def _read_workload(
     store: Store, run: RunFinals, task: TaskSummary, space: Space | None, importance: Sequence[Importance]
 ) -> WorkloadOutcome:
-    """space: the kernel's, if it is known. importance: of all workloads."""
+    """The outcome of one workload. space: its search space, if the kernel is known. importance: records of all workloads."""
     with store.reading() as connection:
         some = compare_with_parents(connection, resolve_run(connection, run.name), task.number)
     points = tuple(Genome.from_json(one.row.genome).parameters for one in some)
@@ -190,7 +190,7 @@ def _read_workload(
 
 
 def read_problem(run: RunSummary) -> Problem:
-    """What the kernel says now, if it is here as it was recorded."""
+    """The problem as the kernel states it now, if it is here as it was recorded."""
     try:
         kernel = recorded_kernel(run.kernel, run.kernel_digest)
         workloads = {t.number: Workload.of(t.dims, t.dtype, t.options) for t in run.tasks}
@@ -203,8 +203,8 @@ def read_problem(run: RunSummary) -> Problem:
 
 
 def _tried_parameters(points: Sequence[Point], space: Space | None) -> tuple[Parameter, ...]:
-    """In the order in which the kernel declares them, then those that it does not have any more. Where the kernel does not
-    tell, a parameter of words alone is taken for structural."""
+    """The parameters that were tried, in the kernel's order, then those that it does not have any more. Where the kernel is
+    not known, a parameter with only words as values is taken for structural."""
     tried: dict[str, set[Value]] = defaultdict(set)
     for point in points:
         for name, value in point.items():

@@ -21,14 +21,14 @@ _c, _i, _b, _d = m.Candidate, m.Task, m.Build, m.Detail
 
 _FIELDS = {"time": "ratio", "registers": "registers", "spills": "spill_bytes", "shared": "smem_bytes", "error": "error"}
 AXES = tuple(_FIELDS)
-"""What can be traded, each the less the better. time: over the reference's; shared: bytes a block, static and dynamic;
-error: the largest of a gate case, over what was allowed."""
+"""Figures that can be traded, each the less the better. time: the ratio to the reference's; shared: bytes a block, static
+and dynamic; error: the largest share of what the gate allows in a case."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nondominated(RelativeTime):
-    """A candidate of the front of its workload. An axis that the target does not have is None for all. equal: how many
-    further candidates have the same figures on every axis. fastest: of its workload."""
+    """A candidate of the front of its workload. An axis that the target does not have is None for all. equal: number of
+    further candidates with the same figures on every axis. fastest: whether it is the fastest of its workload."""
 
     workload: str
     id: str
@@ -43,9 +43,10 @@ class Nondominated(RelativeTime):
 
 
 def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> list[Nondominated]:
-    """By workload and time. Raises UnknownNameError, or StoreError for an ambiguous prefix, UsageError without an axis.
+    """The fronts of a run's workloads, sorted by time. All figures are the search's own: two candidates may both be here
+    although they differ by less than its noise.
 
-    All figures are the search's own: two candidates closer than its noise may both be here.
+    Raises UnknownNameError, StoreError for an ambiguous prefix, UsageError without an axis.
     """
     for axis in axes:
         if axis not in AXES:
@@ -79,8 +80,8 @@ def _error(checks: Sequence[Check]) -> float | None:
 
 
 def _front(records: Sequence[Nondominated], fields: Sequence[str]) -> list[Nondominated]:
-    """Sorted by all axes, a record can only be dominated by one before it. A figure that is not known is the worst there
-    is, so that nothing is beaten by what nobody knows."""
+    """The records that no other dominates. In the order of all axes, only an earlier one can dominate a record. An unknown
+    figure counts as the worst, so that it beats nothing."""
     alike: dict[tuple[float, ...], list[Nondominated]] = defaultdict(list)
     for record in records:
         figures = (getattr(record, name) for name in fields)

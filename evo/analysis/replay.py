@@ -1,13 +1,13 @@
-"""Samplers on recorded search spaces: no device, no compiler, every evaluation looked up.
+"""Replay of samplers on recorded search spaces, without a device or compiler: every evaluation is looked up.
 
-A space is a record of all configurations of a kernel, each with its time or its failure, and what it cost to find out: a
-cache file of Kernel Tuner, or T4 results. Such are published at https://github.com/AutoTuningAssociation/benchmark_hub. Of a
-space too large for that a random sample is a record: what a sampler makes of others is then a recorded point near it.
+A record has all configurations of a kernel, each with its time or failure and what it cost: a cache file of Kernel Tuner,
+or T4 results, as published at https://github.com/AutoTuningAssociation/benchmark_hub. The record of a larger space is a
+random sample; a point outside it is replaced by a recorded one near it.
 
 The score is the performance over time of Willemsen et al. (2024, "A methodology for comparing optimization algorithms for
 auto-tuning", doi 10.1016/j.future.2024.05.021): 0 is random search, 1 the optimum at once, averaged over a budget within
-which random search comes 95% of the way from the median to the optimum. Failures are charged like everything else. Every
-repeat starts from another default, drawn from the legal configurations.
+which random search comes 95% of the way from the median to the optimum. Failures cost like everything else. Every repeat
+starts from another default, drawn from the legal configurations.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ from evo.search.samplers import Exhausted, find_sampler
 _START, _CUTOFF, _GRID_POINTS = 0.01, 0.95, 1000
 _TENTHS = 10
 _LATE = 1.1
-"""A replay goes on beyond the budget by so much, so that its end is covered."""
+"""Length of a replay in budgets; the end of the budget is so covered."""
 _INACTIVE = "inactive"
 """Value of a parameter that a configuration does not have."""
 _GZIP = b"\x1f\x8b"
-"""Compressed files begin so."""
+"""First bytes of a compressed file."""
 _LOOKED_AT = 64
-"""Points by which a record of all is told from a sample."""
+"""Number of points by which a record of all configurations is told from a sample."""
 _NEAREST = 8
-"""One of so many is drawn: the nearest is mostly where one came from."""
+"""Number of near points of which one is drawn; the nearest is mostly the point that a sampler came from."""
 _NO_TIME = 1e19
-"""Kernel Tuner writes a huge number in place of the time of what failed."""
+"""Bound of times: Kernel Tuner writes a huge number for a configuration that failed."""
 _LEAST_LEFT, _LEAST_OF_BEST = 0.01, 0.001
-"""Random search must leave so much of the way from the median to the best, and of the best's time: a score divides by it."""
+"""Least that random search must leave of the way from the median to the best, and of the best's time, which a score divides
+by."""
 _LEAST_TRIES = 30
-"""In fewer evaluations, the best that random search finds is mostly luck."""
+"""Least number of evaluations of a budget; in fewer, the best that random search finds is mostly luck."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """improvements: (seconds as recorded, best time so far) each. sampler_s: what the sampler itself took, all in all."""
+    """One replay. improvements: pairs of the recorded seconds spent and the best time so far. sampler_s: seconds that the
+    sampler itself took in sum."""
 
     improvements: Sequence[tuple[float, float]]
     evaluations: int
@@ -62,19 +64,20 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The score of a sampler on a space, or the mean over spaces. tenths: means over each tenth of the budget; score: that
-    of all. Both are None where the space cannot tell (reason: why); left_out: of a mean, how many spaces those were."""
+    """The score of a sampler on a space, or the mean over spaces. tenths: means over each tenth of the budget; score: the
+    mean over all of it. Both are None where the space cannot tell, for the `reason`. left_out: number of such spaces that a
+    mean leaves out."""
 
     space: str
     sampler: str
     score: float | None
     tenths: tuple[float, ...] | None
     evaluations: float
-    """The number in a replay, on average."""
+    """Average number of evaluations in a replay."""
     repeats: int
-    """The number of replays; of a mean, of the space that has fewest."""
+    """Number of replays; in a mean, that of the space with the fewest."""
     proposal_ms: float
-    """The time that the sampler takes for each."""
+    """Time that the sampler takes for one proposal."""
     reason: str = ""
     left_out: int = 0
 
@@ -83,7 +86,7 @@ class RecordedSpace:
     """A record as a `Space` whose only constraint is that the configuration was recorded."""
 
     def __init__(self, records: Iterable[tuple[Mapping[str, Any], float | None, float]]) -> None:
-        """records: of configuration, time if it has one, cost in seconds."""
+        """records: triples of a configuration, its time or None, and its cost in seconds."""
         found = list(records)
         self.names = list(dict.fromkeys(name for point, _, _ in found for name in point))
         points: list[Point] = [{name: point.get(name, _INACTIVE) for name in self.names} for point, _, _ in found]
@@ -105,13 +108,13 @@ class RecordedSpace:
 
     @property
     def is_large(self) -> bool:
-        """Random search is not expected to find the best within the budget."""
+        """Whether random search is not expected to find the best within the budget."""
         return bool(self._random[-1] > self._best_first[0])
 
     @property
     def unscored(self) -> str:
-        """Why a score would mean nothing: random search comes so near the best that what is left of the way is noise, or has
-        too few evaluations. Empty if it would mean something."""
+        """Why a score would mean nothing: random search comes so near the best that the rest of the way is noise, or has too
+        few evaluations. Empty if a score means something."""
         best, median, last = (float(t) for t in (self._best_first[0], np.median(self._best_first), self._random[-1]))
         if last - best >= max(_LEAST_LEFT * (median - best), _LEAST_OF_BEST * best):
             few = f"the budget is {self._tries[-1]:.0f} evaluations of random search, too few to tell skill from luck"
@@ -127,21 +130,21 @@ class RecordedSpace:
         return make(parameters=self.parameters, constraints=(recorded,), default=self.sample(rng))
 
     def sample(self, rng: random.Random) -> Point:
-        """Each as likely as another."""
+        """A recorded point, each with the same probability."""
         return self._records[rng.choice(self._sorted_keys)][0]
 
     def nearest(self, rng: random.Random, point: Mapping[str, Value]) -> Point:
-        """One of those nearest to `point`."""
+        """One of the recorded points nearest to `point`."""
         away = self._squares - 2.0 * (self._at @ self._position(point))  # squared, up to a constant
         nearest = np.argpartition(away, min(_NEAREST, len(away) - 1))[:_NEAREST]
         return self._records[self._sorted_keys[rng.choice(sorted(nearest))]][0]
 
     def evaluate(self, genome: Genome) -> tuple[float | None, float]:
-        """Its time, if it has one, and what it costs in seconds."""
+        """The recorded time of a genome, or None, and its cost in seconds."""
         return self._records[self._key(genome.parameters)][1:]
 
     def curve(self, replays: Sequence[Replay]) -> NDArray[np.float64]:
-        """The share of the way from random search to the optimum that they have come on average, over the budget."""
+        """The average share of the way from random search to the optimum, over the budget."""
         ranks = []
         for replay in replays:
             seconds, best = (np.array(column) for column in zip(*replay.improvements, strict=True))
@@ -153,7 +156,7 @@ class RecordedSpace:
 
     @cached_property
     def _is_sample(self) -> bool:
-        """Points have fewer recorded neighbours than half their parameters; where all is recorded they have most."""
+        """Whether points have fewer recorded neighbours than half their parameters. In a full record they have most."""
         rng, whole = random.Random(0), Space(parameters=self.parameters)
         points = [self.sample(rng) for _ in range(_LOOKED_AT)]
         found = sum(self._is_recorded(near) for point in points for near in whole.neighbours(point))
@@ -161,7 +164,7 @@ class RecordedSpace:
 
     @cached_property
     def _at(self) -> NDArray[np.float64]:
-        """The place of each point, by sorted key. A parameter's values are 1 apart at most, and categories exactly."""
+        """The position of each point, by sorted key. The values of a parameter are at most 1 apart, categories exactly 1."""
         return np.stack([self._position(self._records[key][0]) for key in self._sorted_keys])
 
     @cached_property
@@ -177,7 +180,7 @@ class RecordedSpace:
         return np.array(found)
 
     def _evaluations(self, share: float) -> int:
-        """Random draws that are expected to come this share of the way from the median to the optimum."""
+        """The number of random draws that are expected to come this share of the way from the median to the optimum."""
         best, median = float(self._best_first[0]), float(np.median(self._best_first))
         worse = int(np.argmax(self._best_first[::-1] <= best + (median - best) * (1 - share)))
         return math.ceil(worse / (len(self._best_first) + 1 - worse))
@@ -191,7 +194,7 @@ class RecordedSpace:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sample(Space):
-    """Recorded points that mostly have no neighbour."""
+    """A space of recorded points that mostly have no recorded neighbour."""
 
     record: RecordedSpace
 
@@ -204,7 +207,7 @@ class _Sample(Space):
 
 @cache
 def read_space(path: Path) -> RecordedSpace:
-    """Raises UsageError for a file that is not there, or is not a record of one."""
+    """The recorded space in a file. Raises UsageError for a file that is missing, or is no such record."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if data.startswith(_GZIP) else data).decode()
@@ -229,8 +232,8 @@ def read_space(path: Path) -> RecordedSpace:
 
 
 def replay(path: Path, sampler: str, options: Mapping[str, object], in_flight: int, seed: int) -> Replay:
-    """Runs one sampler over the budget of one space, with so many proposals in flight. Raises as `read_space` does, and
-    UsageError for options that the sampler has not."""
+    """Replays one sampler over the budget of one space. in_flight: number of unanswered proposals. Raises as `read_space`
+    does, and UsageError for options that the sampler does not have."""
     recorded = read_space(path)
     made = find_sampler(sampler)(recorded.space(random.Random(f"{path.name} {seed}")), seed, options)
     improvements: list[tuple[float, float]] = []
@@ -275,7 +278,7 @@ def judge(path: Path, sampler: str, replays: Sequence[Replay]) -> Score:
 
 
 def mean_of(sampler: str, scores: Iterable[Score]) -> Score:
-    """The mean over the sampler's spaces, each as much as another, without those that have no score."""
+    """The unweighted mean over the sampler's spaces that have a score."""
     own = [s for s in scores if s.sampler == sampler]
     scored = [s.score for s in own if s.score is not None]
     tenths = [s.tenths for s in own if s.tenths is not None]
@@ -293,7 +296,7 @@ def mean_of(sampler: str, scores: Iterable[Score]) -> Score:
 
 
 def _cached(record: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], float | None, float]]:
-    """The record of a cache file of Kernel Tuner; its times are in milliseconds."""
+    """The records of a cache file of Kernel Tuner, whose times are in milliseconds."""
     names, objective = record["tune_params_keys"], record.get("objective", "time")
     by_text = [{str(value): value for value in record["tune_params"][name]} for name in names]
     for key, entry in record["cache"].items():
@@ -303,7 +306,7 @@ def _cached(record: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], floa
 
 
 def _results(record: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], float | None, float]]:
-    """The record of T4 results; their times are in milliseconds, as their writers have them."""
+    """The records of T4 results, whose times are in milliseconds."""
     for result in record["results"]:
         (objective,) = result["objectives"]
         measured = {m["name"]: m["value"] for m in result["measurements"]}
@@ -315,7 +318,7 @@ def _results(record: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], flo
 
 
 def _time(value: object) -> float | None:
-    """Errors stand in place of the time, as text or as a huge number."""
+    """A time; None for an error, which is recorded as a text or a huge number."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) and value < _NO_TIME else None
 
 

@@ -1,5 +1,5 @@
-"""Runs: all of them at a glance, the course of one, several side by side; and the fastest candidates: of each kernel, device
-and workload over all runs, of each run, of each workload of a run."""
+"""Runs: all of them at a glance, the course of one, several side by side; and the fastest candidates by kernel, device and
+workload, or by run."""
 
 import math
 from collections import defaultdict
@@ -29,29 +29,28 @@ from evo.problem.space import Value
 
 _c, _e, _i, _r, _t = m.Candidate, m.Environment, m.Task, m.Run, m.Timing
 MILESTONES = (1.1, 1.3, 1.5, 2.0)
-"""Speed-ups over the reference whose first time is told."""
+"""Speed-ups over the reference of which a record has the time when they were first reached."""
 UNCONFIRMED = "unconfirmed"
-"""`Best.finals` of a run whose finals were held to their end without a winner."""
+"""Value of `Best.finals` for a run whose finals ended without a winner."""
 BUSY = "too busy to measure"
-"""`Best.finals` of a winner that passed the finals on a machine too busy to say how fast it is."""
+"""Value of `Best.finals` for a winner that passed the finals on a machine too busy to time it."""
 
 
 def lacking(kinds: Collection[str]) -> str:
-    """What a gate without cases of these kinds, which the kernel's arguments ask for, is said to be."""
+    """A clause on a gate without cases of these kinds, which the kernel's arguments ask for."""
     return f"the gate has no case of these kinds: {', '.join(kinds)}"
 
 
 def not_confirmed(options: Mapping[str, Any], workload: str) -> str:
-    """Why the winner for a workload of a run with these options is not confirmed, though the finals have named it; empty if
-    nothing stands against it."""
+    """Why a winner that the finals named is not confirmed, by the run's options and the workload; empty if it is."""
     kinds = options.get("missing_kinds", {}).get(workload, ())
     return f"not confirmed: {lacking(kinds)}" if kinds else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSummary:
-    """A workload of a run, with the number of its candidates. best: the winner if one is named, else the candidate of the
-    lowest score."""
+    """A workload of a run. best: the winner if one is named, else the candidate with the lowest score. candidates: their
+    number."""
 
     number: int
     workload: str
@@ -94,12 +93,12 @@ class RunSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Best(Subject, RelativeTime):
-    """The fastest candidate known for a kernel, target, device and workload, with the time of its last final where `stage`
-    is "final", else of the search.
+    """The fastest candidate known for a kernel, target, device and workload, with its last time.
 
-    score: what the search found; None where that was disturbed. finals: what those of its run said for its workload:
-    "confirmed" or what `not_confirmed` says (it is the winner), BUSY, UNCONFIRMED, or "not held" (or not to their end).
-    refused_finalists: how many they refused. noise_floor: of the last final.
+    stage: "final" or "search", which took that time. score: its ratio in the search; None where that was disturbed. finals:
+    the verdict of its run's finals for its workload: "confirmed" or the text of `not_confirmed` for a winner, BUSY,
+    UNCONFIRMED, or "not held" (or not to their end). refused_finalists: the number that they refused. noise_floor: that of
+    the last final.
     """
 
     PRINTED: ClassVar = ("candidate", "speedup")
@@ -118,20 +117,20 @@ class Best(Subject, RelativeTime):
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether finals were held and confirmed no candidate: this one is what they have not refused, and not a result; or
-        their winner, whose gate lacks cases."""
+        """Whether finals were held and this candidate is not confirmed: they named no winner, or the winner's gate lacks
+        cases."""
         return _is_unconfirmed(self.finals)
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """The least is the best: any sure figure comes before one that was disturbed or that finals did not confirm."""
+        """The place among others; the least is the best. Every sure figure comes before disturbed and unconfirmed ones."""
         return self.disturbed, self.unconfirmed, self.ratio
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun(RunSummary):
-    """refused_in_finals: number of candidates that the last of their finals refused. best: by workload, the highest
-    speed-up first."""
+    """A run with its fastest candidates. refused_in_finals: number of candidates that the last of their finals refused.
+    best: one candidate a workload, the highest speed-up first."""
 
     refused_in_finals: int
     best: tuple[Best, ...]
@@ -162,7 +161,7 @@ def list_runs(store: Store) -> tuple[ListedRun, ...]:
 
 
 def find_run(store: Store, name: str) -> RunSummary:
-    """By name, unique prefix of a name, or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
+    """The run of a name, a unique prefix of a name, or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
     with store.reading() as connection:
         key = resolve_run(connection, name)
         return _summaries(store, connection, key)[key]
@@ -180,7 +179,7 @@ def read_history(store: Store, run: str = LATEST) -> tuple[Point, ...]:
 
 
 def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict[int, RunSummary]:
-    """By key, the latest run first; of all runs if none is given."""
+    """The summaries of one run, or of all if none is given, by id; the latest run first."""
     by_status = _counts(connection, run_id)
     tasks = _tasks(connection, run_id)
     environments = {e.id: asdict(record_of(Environment, e)) for e in connection.execute(select(m.Environment.__table__))}
@@ -206,7 +205,7 @@ def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict
 
 
 def _counts(connection: Connection, run_id: int | None) -> dict[int, dict[str, int]]:
-    """Candidates by run and status, the most frequent first."""
+    """The number of candidates by run and status, the most frequent status first."""
     number = func.count()
     query = select(_c.run_id, _c.status, number).group_by(_c.run_id, _c.status).order_by(number.desc(), _c.status)
     found: dict[int, dict[str, int]] = defaultdict(dict)
@@ -268,10 +267,10 @@ def find_best(
 def find_alike(
     store: Store, kernel: Kernel, target: str, device: str, workloads: Sequence[Workload]
 ) -> Iterator[Best]:
-    """The fastest candidates of earlier runs of a kernel for what is most like `workloads`: the one most alike for each of
-    these, then the next ones, of distinct genomes, and at last those whose figures were disturbed. See `_unlike`.
+    """The fastest candidates of a kernel's earlier runs, of distinct genomes: for each of `workloads` the one whose workload
+    is most like it (see `_unlike`), then the next ones, and at last those with disturbed times.
 
-    Runs are of this kernel whose recorded name or path, from here, is its folder, whatever it was then, or that had the same
+    A run is one of this kernel if its recorded name or path is the kernel's folder, seen from here, or if it had the same
     files.
     """
     with store.reading() as connection:
@@ -279,7 +278,7 @@ def find_alike(
         found = leaders(connection, _r.target == target, or_(_r.kernel.in_(names), _r.kernel_digest == kernel.digest))
     known: list[tuple[Workload, Best]] = []
     for best in found:
-        with suppress(UsageError):  # of what the kernel was before
+        with suppress(UsageError):  # the kernel may have changed
             known.append((kernel.workload(target, best.workload), best))
 
     def rank(wanted: Workload) -> list[tuple[Workload, Best]]:
@@ -294,14 +293,14 @@ def find_alike(
 
 
 def _is_folder(kernel: str, folder: Path) -> bool:
-    with suppress(EvoError):  # it is not here
+    with suppress(EvoError):  # the kernel may not be here
         return find_kernel(kernel).resolve() == folder.resolve()
     return False
 
 
 def find_nearly_as_fast(store: Store, candidates: Iterable[str]) -> dict[Genome, str]:
-    """Genomes of distinct code from the tasks of these candidates that took at most 15% longer in the search, with their
-    candidates: task by task, the fastest first, not more than 100 of each."""
+    """Genomes of distinct code, each with its candidate, that took at most 15% longer in the search than one of these
+    candidates on the same task: task by task, the fastest first, at most 100 of each."""
     found: dict[Genome, str] = {}
     best = aliased(_c)
     query = select(_c.genome, _c.public_id).join(best, and_(best.run_id == _c.run_id, best.task == _c.task))
@@ -315,16 +314,14 @@ def find_nearly_as_fast(store: Store, candidates: Iterable[str]) -> dict[Genome,
 
 
 def _unlike(one: Workload, other: Workload) -> float:
-    """Doublings from size to size; a dtype or an option that differs is as much as one."""
+    """The distance of two workloads: doublings from size to size, and 1 for each other dtype or option."""
     dims, options = dict(other.dims), dict(other.options)
     sizes = sum(abs(math.log2(max(1, size) / max(1, dims[name]))) for name, size in one.dims)
     return sizes + (one.dtype != other.dtype) + sum(value != options[name] for name, value in one.options)
 
 
 def ranked(store: Store, run: str, task: int) -> Sequence[str]:
-    """Public ids of a task's candidates that have a score and that no final has refused, by score.
-
-    Raises UnknownNameError.
+    """Public ids of a task's candidates that have a score and that no final has refused, by score. Raises UnknownNameError.
     """
     with store.reading() as connection:
         of_task = (_c.run_id == resolve_run(connection, run), _c.task == task)
@@ -333,18 +330,18 @@ def ranked(store: Store, run: str, task: int) -> Sequence[str]:
 
 
 def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Best]:
-    """The fastest of each task that has a timed candidate, by its last measurement, as `Best.rank` has them.
+    """The fastest candidate of each task that has a timed one, by its last measurement, in the order of `Best.rank`.
 
-    In two steps and not in one join, for which a planner may read every timing there is.
+    Two queries and not one join, for which a planner may read all timings of the database.
     """
     tasks = select(leader_key()).join_from(_i, _r, _r.id == _i.run_id).join(_e, _e.id == _r.environment_id)
     keys = sorted(key for key in connection.scalars(tasks.where(*conditions)) if key is not None)
     query = (
         select_candidates(_c.id.label("key"), _c.task, _c.score, _c.genome, _i.run_id, _i.winner_id, _r.status, _r.options)
-        .add_columns(_t.stage, _t.round, _t.protocol, _t.clocks, *FIGURES)  # not the samples, which are most of its bytes
+        .add_columns(_t.stage, _t.round, _t.protocol, _t.clocks, *FIGURES)  # samples are most of a timing's bytes
         .join(_t, and_(_t.run_id == _c.run_id, _t.candidate_id == _c.id, _t.workload == _i.workload))
         .where(_t.contender == "candidate")
-        # Later rounds are worth more, and in a round the finalists' protocol, then cold: a candidate's last row is kept.
+        # The last row of a candidate is kept: the latest round, in a round the finalists' protocol before cold.
         .order_by(_t.round, case((_t.protocol == "final", 2), (_t.protocol == "cold", 1), else_=0), _t.id.desc())
     )
     newest = {row.key: row for row in rows_of(connection, query, keys, _c.id)}
@@ -357,8 +354,8 @@ def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Be
 
 
 def refusals(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], int]:
-    """By run and number of the task, how many candidates the last of their finals refused; tasks without finals are left
-    out. There may be others than of these runs."""
+    """The number of candidates that the last of their finals refused, by run and task. Tasks without finals are left out;
+    there may be tasks of other runs."""
     if not runs:
         return {}
     final = m.Final
@@ -377,9 +374,9 @@ def _is_unconfirmed(finals: str | None) -> bool:
 
 
 def _best(row: Any, refused: int | None, floor: float | None) -> Best:
-    """refused: number of refused finalists; None where no final has been held."""
+    """The record of a task's fastest candidate. refused: number of refused finalists; None where no final was held."""
     won, disturbed = row.winner_id == row.key, is_disturbed(row.clocks)
-    # The finals of a run that is not finished are to come, or to go on.
+    # A run that is not finished has not held its finals to their end.
     held = refused is not None and row.status == RunStatus.FINISHED.value
     verdict = not_confirmed(row.options, row.workload) or (BUSY if disturbed else "confirmed")
     return record_of(
@@ -401,13 +398,11 @@ def _best(row: Any, refused: int | None, floor: float | None) -> Best:
 class ComparedRun:
     """One run's search for one workload.
 
-    The best's figures are of the last final if `stage` is "final", else of the search; speedup: over the reference
-    baseline, None where nothing passed; noise_floor: of the run's last final for this workload, None without one. finals:
-    what they said of the best, as `Best` has it; an unconfirmed candidate comes after all others, however fast it was in
-    the search. behind: the first run's speed-up over this one's, of the same device; tie: the interval of that, behind_low
-    to behind_high, holds 1 (`evo.analysis.times`). candidates, failures: of this workload. search_s: until the
-    run's last candidate, which is without its finals; candidates_per_s: by these seconds, which the run's workloads share.
-    reached_s: {"1.1x": seconds of search until the search's own figure first was that}.
+    best: its fastest candidate; `stage` to `noise_floor` are as in `Best`, None where nothing passed. behind: the first
+    run's speed-up over this one's, on the same device; tie: whether its interval, behind_low to behind_high, holds 1.
+    candidates, passed, failures: numbers for this workload. search_s: seconds until the run's last candidate, without its
+    finals; candidates_per_s: candidates a second, which the run's workloads share. reached_s: {"1.1x": seconds until the
+    search's own figure first was that}.
     """
 
     workload: str
@@ -440,13 +435,13 @@ class ComparedRun:
 
     @property
     def unconfirmed(self) -> bool:
-        """As `Best` has it."""
+        """Whether finals were held and the best is not confirmed."""
         return _is_unconfirmed(self.finals)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingDifference:
-    """Something that is not the same in all of the runs: {run: value}, None where a run does not have it."""
+    """A setting that differs between runs. values: {run: value}, None where a run does not have it."""
 
     name: str
     values: dict[str, Any]
@@ -454,16 +449,16 @@ class SettingDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Rows by workload, the fastest first; those without a result after all others."""
+    """Runs side by side. rows: by workload, the fastest first, then unconfirmed ones, and those without a result last."""
 
     rows: tuple[ComparedRun, ...]
     settings: tuple[SettingDifference, ...]
 
 
 def compare(store: Store, *runs: str) -> Comparison:
-    """Runs side by side, by workload, and what differs in how they were set up.
+    """Runs side by side, by workload, and what differs in their set-up. A run named twice counts once.
 
-    Raises UnknownNameError, or StoreError for an ambiguous prefix. A run named twice counts once."""
+    Raises UnknownNameError, or StoreError for an ambiguous prefix."""
     known = {run.name: run for run in (find_run(store, name) for name in runs)}
     found: list[tuple[Best | None, ComparedRun]] = []
     with store.reading() as connection:
@@ -486,8 +481,8 @@ def compare(store: Store, *runs: str) -> Comparison:
 
 
 def _courses(connection: Connection, run_id: int) -> dict[int, Any]:
-    """By task: number of candidates that passed, the seconds of search until the last candidate, and until the search's own
-    figure first was each milestone."""
+    """The course of each task: the number of candidates that passed, the seconds of search until the last candidate, and
+    until the search's own figure first was each milestone."""
     passed = func.sum(case((_c.status.in_(PASSED), 1), else_=0))
     reached = [func.min(case((_c.score <= 1 / milestone, _c.elapsed_s))).label(f"{milestone}x") for milestone in MILESTONES]
     rows = connection.execute(
@@ -501,11 +496,11 @@ def _courses(connection: Connection, run_id: int) -> dict[int, Any]:
 _OF_BEST = (
     "stage", "speedup", "speedup_low", "speedup_high", "median_us", "low_us", "high_us", "finals", "noise_floor"
 )  # fmt: skip
-"""The fields of `Best` that a row has, too."""
+"""Fields of `Best` that a compared run has, too."""
 
 
 def _compared_run(run: RunSummary, task: TaskSummary, best: Best | None, course: Any, search_s: float) -> ComparedRun:
-    """Of one task, compared with no other yet. course: None without candidates."""
+    """The search for one task, not yet compared with others. course: None without candidates."""
     passed = int(course.passed) if course else 0
     return ComparedRun(
         workload=task.workload,
@@ -531,7 +526,7 @@ _SETUP = ("kernel", "kernel_digest", "target", "arch", "sampler", "seed", "budge
 
 
 def _settings(runs: Collection[RunSummary]) -> Iterator[SettingDifference]:
-    """What was set differently: nested settings by dotted names."""
+    """The settings that differ, nested ones by dotted names."""
     flat = {}
     for run in runs:
         further = {"window": run.max_in_flight, "workloads": [task.workload for task in run.tasks]}

@@ -1,4 +1,4 @@
-"""Anybody's question in SQL: one statement, which cannot change anything, cannot run for ever and cannot fill the memory."""
+"""Queries in SQL from anybody: one statement, which cannot change anything, run for ever or fill the memory."""
 
 import re
 import sqlite3
@@ -16,9 +16,9 @@ from evo.lineage.database import first_line
 from evo.lineage.store import Store
 
 _STEPS = 2000
-"""Of SQLite's virtual machine between two looks at the clock: less than a millisecond."""
+"""Steps of SQLite's virtual machine between two looks at the clock: less than a millisecond."""
 _LONGEST_BYTES = 64 << 20
-"""Of one text or blob in a query's working: as much as a whole run's sources, and no more than a process can spare."""
+"""Largest text or blob that a query may make: as much as a whole run's sources, and no more than a process can spare."""
 _QUESTION = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(?:(?:select|with|values|table|explain|show)\b|pragma\s+[\w.]+\s*(?:\([^;=]*\))?\s*;?\s*$)",
     re.DOTALL | re.IGNORECASE,
@@ -27,7 +27,7 @@ _QUESTION = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The answer to a query in SQL. cut: there are more rows than were asked for."""
+    """The answer to a query in SQL. cut: whether there are more rows than were asked for."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -37,7 +37,7 @@ class Selection:
 def select_sql(store: Store, sql: str, *, limit: int = 1000, timeout_s: float = 30.0) -> Selection:
     """The answer to one statement of SQL, which cannot change anything.
 
-    limit: rows at most; `Selection.cut` says whether there were more. timeout_s: for all of it.
+    limit: rows at most. timeout_s: seconds that the whole answer may take.
     Raises UsageError for a statement that the database does not understand, that would write or that takes too long, and
     EngineError if the store is open for writing.
     """
@@ -67,11 +67,11 @@ def select_sql(store: Store, sql: str, *, limit: int = 1000, timeout_s: float = 
 
 
 _Answer = tuple[tuple[str, ...], list[tuple[Any, ...]]]
-"""Columns and rows."""
+"""The names of the columns, and the rows."""
 
 
 def _ask_sqlite(connection: Connection, sql: str, wanted: int, timeout_s: float) -> _Answer:
-    """SQLite, which looks at the clock and at the size of values meanwhile."""
+    """Asks SQLite, which looks at the clock and at the size of values meanwhile."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
     deadline = time.monotonic() + timeout_s
@@ -91,9 +91,9 @@ def _ask_sqlite(connection: Connection, sql: str, wanted: int, timeout_s: float)
 
 
 def _ask_server(connection: Connection, sql: str, wanted: int, timeout_s: float) -> _Answer:
-    """PostgreSQL, in a transaction that cannot write; which a second statement could end, and so there must be none."""
+    """Asks PostgreSQL in a transaction that cannot write. A second statement could end it, so there must be only one."""
     connection.exec_driver_sql(f"SET LOCAL statement_timeout = {max(1, round(timeout_s * 1000))}")
-    # A stream is one statement by the protocol itself, and does not read what nobody wants into memory.
+    # The protocol itself allows a stream one statement only; and rows that nobody wants are not read into memory.
     cursor: Any = connection.connection.cursor()
     with closing(cursor), closing(cursor.stream(sql)) as stream:
         rows = [tuple(row) for row in islice(stream, wanted)]
@@ -101,10 +101,7 @@ def _ask_server(connection: Connection, sql: str, wanted: int, timeout_s: float)
 
 
 def _sentence(error: BaseException, timeout_s: float) -> str:
-    """What is wrong with the statement, as far as the database tells.
-
-    By SQLite's result codes and PostgreSQL's SQLSTATE, of which 57014 is: ended by the clock.
-    """
+    """The fault of a statement, by SQLite's result code or PostgreSQL's SQLSTATE (57014: stopped by the time limit)."""
     said = first_line(error)
     code, state = getattr(error, "sqlite_errorcode", 0) & 0xFF, str(getattr(error, "sqlstate", None) or "")
     if code == sqlite3.SQLITE_INTERRUPT or state == "57014":

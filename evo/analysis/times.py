@@ -1,4 +1,4 @@
-"""The times of candidates in the races of the search and of the finals, and how much faster one is than another."""
+"""Times of candidates in the races of the search and of the finals, and how much faster one is than another."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -20,7 +20,7 @@ _c, _t = m.Candidate, m.Timing
 class RelativeTime:
     """A candidate's time in one race, and its ratio to the reference baseline's time in the same race.
 
-    disturbed: something slowed the device down while it was timed: no speed-up is sure, and there is none.
+    disturbed: something slowed the device down while it was timed; it then has no speed-up, because none is sure.
     """
 
     median_us: float
@@ -33,7 +33,7 @@ class RelativeTime:
 
     @property
     def speedup(self) -> float | None:
-        """Over the reference; None where it is not sure."""
+        """The speed-up over the reference; None where it is not sure."""
         return sure_speedup(self.ratio, self.disturbed)
 
     @property
@@ -46,41 +46,42 @@ class RelativeTime:
 
     @property
     def distances(self) -> tuple[float, float] | None:
-        """Of the ratio from its two limits, as logarithms; None without an interval."""
+        """Logarithmic distances of the ratio from its two limits; None without an interval."""
         if not self.ratio_low or not self.ratio_high or self.ratio_low <= 0:
             return None
         return max(0.0, math.log(self.ratio / self.ratio_low)), max(0.0, math.log(self.ratio_high / self.ratio))
 
     def figures(self) -> dict[str, Any]:
-        """The fields of this class, for a record that has them too."""
+        """The fields of this class, for another record that has them."""
         return {name: getattr(self, name) for name in RelativeTime.__dataclass_fields__}
 
 
 FIGURES = tuple(getattr(_t, name) for name in names_of(RelativeTime, "disturbed"))
-"""Its columns; whether it was disturbed stands in the clocks."""
+"""Columns of a `RelativeTime`, without `disturbed`, which follows from the clocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaceTime(RelativeTime):
-    """timed: of a time of the search, key of the candidate that was timed: another one of the same machine code, or itself.
-    samples_us: of a time of a final, by round, so that those of one race can be compared round by round."""
+    """A time with what comparing it needs. timed: key of the candidate that the search timed for it, itself or an earlier
+    one of the same machine code. samples_us: the samples of a final, round by round."""
 
     timed: int | None = None
     samples_us: tuple[float, ...] = ()
 
 
 def gain_fields(gain: Gain | None, name: str = "gain") -> dict[str, Any]:
-    """Of a record that has a gain, its limits and whether it is a tie among its fields; all None without one."""
+    """The fields of a record that tell a gain, its limits and whether it is a tie; all None without a gain. name: the field
+    of the gain."""
     low, high, tie = (gain.low, gain.high, gain.tie) if gain else (None, None, None)
     return {name: gain.gain if gain else None, f"{name}_low": low, f"{name}_high": high, "tie": tie}
 
 
 def gain_between(before: RelativeTime | None, after: RelativeTime | None) -> Gain | None:
-    """The gain from one to the other; None where either has no time.
+    """The gain from one time to another of a different race; None where one is missing.
 
-    The two were timed in different races, each beside the reference. Their intervals are combined by MOVER (Zou and Donner
-    2008, Statistics in Medicine 27:1693), on logarithms because it is a quotient: each side's distance from its estimate to
-    its limit counts as if it were a standard error. The method takes the two errors for independent.
+    The intervals are combined by MOVER (Zou and Donner 2008, Statistics in Medicine 27:1693), on logarithms because a gain
+    is a quotient: each distance from an estimate to its limit counts as if it were a standard error. The method takes the
+    two errors for independent.
     """
     if before is None or after is None or before.ratio <= 0 or after.ratio <= 0:
         return None
@@ -96,8 +97,8 @@ def gain_between(before: RelativeTime | None, after: RelativeTime | None) -> Gai
 
 
 def gain_within(before: RaceTime, after: RaceTime) -> Gain | None:
-    """The gain from one to the other in the same race, round by round: neither the reference's error nor what the machine
-    did meanwhile is in it. As `gain_between` where the single samples are not kept."""
+    """The gain from one time to another of the same race, round by round: neither the reference's error nor what the machine
+    did meanwhile is in it. Without single samples, it is that of `gain_between`."""
     one, other = before.samples_us, after.samples_us
     if not one or len(one) != len(other) or min(*one, *other) <= 0:
         return gain_between(before, after)
@@ -107,13 +108,13 @@ def gain_within(before: RaceTime, after: RaceTime) -> Gain | None:
 
 
 def search_times(connection: Connection, run_id: int, keys: Sequence[int]) -> dict[int, RaceTime]:
-    """The cold time that the search took of each candidate of a run, by key. A candidate whose machine code was known
-    already has the time of the candidate that it was known from. Candidates without a time are left out."""
+    """The search's cold time of each candidate of a run that has one, by key. A candidate whose machine code was known
+    already has the time of the earlier candidate."""
     timed = case((_c.status == Status.SAME_CODE.value, func.coalesce(_c.same_code_as_id, _c.id)), else_=_c.id)
     query = (
         select(_c.id.label("key"), _t.candidate_id.label("timed"), *FIGURES, _t.clocks)
         .join_from(_c, _t, and_(_t.run_id == _c.run_id, _t.candidate_id == timed))
-        .where(_c.id.between(*key_range(run_id)))  # with it, no planner reads all candidates
+        .where(_c.id.between(*key_range(run_id)))  # keeps planners from reading all candidates
         .where(_t.round == 0, _t.contender == "candidate", _t.protocol == "cold", _t.ratio > 0)
     )
     return {row.key: _race_time(row) for row in rows_of(connection, query, keys, _c.id)}
@@ -121,10 +122,10 @@ def search_times(connection: Connection, run_id: int, keys: Sequence[int]) -> di
 
 @dataclass(frozen=True)
 class HeldRace:
-    """What one final recorded.
+    """The records of one final.
 
-    finalists: rows of their timings; beside: of what ran beside the winner. common: cold times in the race of all finalists,
-    by key. confirmed: the winner's cold time in the race that confirmed it, by key; empty without a winner.
+    finalists, beside: rows of the timings of finalists, and of what ran beside the winner. common: cold times in the race of
+    all finalists, by key. confirmed: the winner's cold time in the race that confirmed it, by key; empty without a winner.
     """
 
     finalists: list[Any] = field(default_factory=list)
@@ -139,7 +140,7 @@ def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]
     A final is recorded in one transaction, its finalists before its baselines: in the order of their keys, the next final
     begins where a finalist follows a baseline.
     """
-    # In parts, each of which is found in the index: of all of a run's timings, few are of its finals.
+    # Two queries, each of which an index serves: few of a run's timings are of its finals.
     raced = select(m.Final.candidate_id).where(m.Final.candidate_id.between(*key_range(run_id)))
     of_finals = (_t.run_id == run_id, _t.task == task, _t.stage == Stage.FINAL.value)
     query = select(_t.__table__).where(*of_finals)
@@ -165,8 +166,8 @@ def _race_time(row: Any) -> RaceTime:
 
 
 def noise_floors(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], float]:
-    """By run and number of the task, what the winner seemed to gain over a second copy of itself in the last of its finals,
-    as a fraction. Tasks without a final are left out."""
+    """The noise floor of each task's last final, by run and task: what the winner seemed to gain over a second copy of
+    itself, as a fraction. Tasks without a final are left out."""
     query = select(_t.run_id, _t.task, _t.clocks).where(_t.candidate_id.is_(None), _t.stage == Stage.FINAL.value)
     rows = rows_of(connection, query.order_by(_t.id), sorted(set(runs)), _t.run_id)
     return {(run, task): clocks["noise_floor"] for run, task, clocks in rows if "noise_floor" in clocks}

@@ -21,9 +21,9 @@ from evo.errors import EvoError
 from evo.problem.space import parse_number
 
 _WORKING = frozenset({"search", "resume", "check", "bench"})
-"""Commands that need worker processes; their server starts before anything else is imported."""
+"""Commands that need worker processes, whose server starts before anything else is imported."""
 _JUDGING = _WORKING | {"sanitize", "doctor"}
-"""Commands whose exit code is a verdict: 0 is not said before they have come to it."""
+"""Commands whose exit code is a verdict, and that end with 0 only when they have come to it."""
 
 _COMMANDS = {
     "search": ("search", "resume"),
@@ -44,21 +44,21 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and ends the process with its exit code.
 
-    0 done, 1 the work failed, 2 bad usage, 130 interrupted with the state saved; 141 where whoever read the output of a
-    command that works has ended before it, as a shell tells of SIGPIPE (a question has been answered then: 0).
+    Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted with the state saved; 141, as a shell tells of
+    SIGPIPE, where the reader of a working command's output has ended before it (0 for a question, which is answered then).
     """
     fill_standard_files()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack a sign
     code = _run(arguments)
-    gc.freeze()  # the process ends: a last collection would take a sixth of the time of a short command
+    gc.freeze()  # a last collection would take a sixth of the time of a short command
     sys.exit(code)
 
 
 def fill_standard_files() -> None:
     """Opens the null device as each of the descriptors 0, 1 and 2 that is closed, as in a service or a program without a
-    console: a file or socket that got such a number would be taken for the standard input or output. What Python has no
-    stream for writes there, too."""
+    console, because a file or socket with such a number would be taken for standard input or output. Missing streams of
+    Python use it, too."""
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= 2:
         os.set_inheritable(descriptor, True)
@@ -70,13 +70,13 @@ def fill_standard_files() -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; its exit code. A user's mistake is one sentence on stderr, never a traceback."""
+    """Runs a command and returns its exit code. A user's mistake is one sentence on stderr, never a traceback."""
     if threading.current_thread() is not threading.main_thread():
         return _run(arguments)
     before = signal.getsignal(signal.SIGINT)
     try:
         return _run(arguments)
-    finally:  # a command that was interrupted ignores what comes while it ends
+    finally:  # an interrupted command ignores further interrupts
         signal.signal(signal.SIGINT, before)
 
 
@@ -88,7 +88,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except OSError:  # what is left would be written, and complained of, when the process ends
+            except OSError:  # else the rest would be written, and fail, when the process ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         unanswered = words[0] in _JUDGING or isinstance(error.__context__, EvoError | _USAGE_ERROR)
         return 128 + signal.SIGPIPE if unanswered else 0
@@ -105,7 +105,7 @@ def _answer(words: Sequence[str]) -> int:
         named = tuple(module for module, names in _COMMANDS.items() if words[0] in names)
         group, code = _group(named or tuple(_COMMANDS)), 0
         try:
-            with group.make_context("evo", list(words)) as context:  # its main() takes a broken pipe for a failure
+            with group.make_context("evo", list(words)) as context:  # group.main() takes a broken pipe for a failure
                 group.invoke(context)
         except typer.Exit as ended:
             code = ended.exit_code
@@ -122,7 +122,7 @@ def _answer(words: Sequence[str]) -> int:
         if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
             raise
         print(f"evo: what was to be written cannot be ({error.strerror})", file=sys.stderr)
-        with suppress(OSError):  # it would be tried again at the end of the process
+        with suppress(OSError):  # else the process would try again at its end
             sys.stdout.close()
         return 1
     except Exception as error:
@@ -138,7 +138,7 @@ def _answer(words: Sequence[str]) -> int:
 
 
 def _complain(sentence: str) -> None:
-    if not sentence.isprintable():  # of several lines, or with something out of a file or database
+    if not sentence.isprintable():  # it has several lines, or text from a file or database
         from evo.report.text import visible
 
         sentence = visible(sentence, lines=True)
@@ -147,7 +147,7 @@ def _complain(sentence: str) -> None:
 
 @cache
 def _group(modules: tuple[str, ...]) -> Any:
-    """The commands of these modules."""
+    """The group of these modules' commands."""
     app = typer.Typer(
         name="evo",
         help="A search engine for compute kernels that needs no language model.",
@@ -155,8 +155,8 @@ def _group(modules: tuple[str, ...]) -> Any:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback()(lambda: None)  # a group, even of one command
-    gc.disable()  # saves a tenth of a short command's time: nothing that imports make is garbage
+    app.callback()(lambda: None)  # makes a group even of one command
+    gc.disable()  # saves a tenth of a short command's time, as imports make no garbage
     try:
         for module in modules:
             found = import_module(f"evo.cli.{module}")
@@ -165,7 +165,7 @@ def _group(modules: tuple[str, ...]) -> Any:
     finally:
         gc.enable()
     group: Any = typer.main.get_command(app)
-    for command in group.commands.values():  # whole sentences in the list of commands, which would be cut short
+    for command in group.commands.values():  # typer would cut the sentences in the list of commands
         command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
         for parameter in command.params:
             parameter.type = copy(parameter.type)
@@ -174,8 +174,8 @@ def _group(modules: tuple[str, ...]) -> Any:
 
 
 def _read(kind: Any, convert: Callable[..., Any], value: Any, parameter: Any, context: Any) -> Any:
-    """What an option or argument of that kind is given as, by what typer has for it; but no empty text, which would be
-    taken for an option that is left out, and no number in the ways that only Python knows."""
+    """The value of an option or argument, by typer's own conversion; refuses empty options, which would be taken for ones
+    left out, and spellings of numbers that only Python knows."""
     if isinstance(value, str):
         if not value and parameter.param_type_name == "option":
             kind.fail("it is empty; leave it out, or give it a value", parameter, context)
@@ -189,8 +189,7 @@ def _read(kind: Any, convert: Callable[..., Any], value: Any, parameter: Any, co
 
 
 _NUMBERS: Sequence[tuple[str, Any]] = (("int", int), ("float", float))
-"""How the names of such kinds begin; those with bounds have longer ones."""
+"""Beginnings of the names of typer's kinds of numbers, whose bounds make the names longer."""
 
-
-# click's class, or that of the copy of click that newer versions of typer carry
+# The class is click's, or that of the copy of click that newer versions of typer carry.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]

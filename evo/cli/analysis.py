@@ -62,14 +62,14 @@ if TYPE_CHECKING:
 
 _TEMPLATE = "template"
 _EDITS = 5
-"""Edits that are shown without --all."""
+"""Number of edits that are shown without --all."""
 _BAR = 24
 
 
 def lineage(
     candidate: CandidateName,
-    diff: Annotated[bool, typer.Option("--diff", help="Also what each change changed in the source.")] = False,
-    descendants: Annotated[int, typer.Option(help="Show so many of them; 0 for none.", min=0, max=1_000_000)] = 20,
+    diff: Annotated[bool, typer.Option("--diff", help="Print the change of the source in each step, too.")] = False,
+    descendants: Annotated[int, typer.Option(help="Largest number of descendants; 0 for none.", min=0, max=1_000_000)] = 20,
     trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -110,9 +110,8 @@ def _print_family(console: Terminal, record: CandidateRecord, found: Family, dif
     ]
     console.print_rows(rows, ["bold" if m.relation == "self" else "" if m.main_line else "dim" for m in found.members])
     console.say(
-        "* the main line, first parents; second column: generations before or after. All figures are of the search's own"
-        " timing; gain: over the first parent, with an interval put together from those of the two, and a tie where that"
-        " holds 1",
+        "* the main line, first parents; second column: generations before or after. All figures are the search's own; gain:"
+        " speed-up over the first parent, with an interval made of those of the two, a tie if it holds 1",
         "dim",
     )
     if found.cut:
@@ -131,7 +130,7 @@ def _change(member: Kin) -> str:
 
 
 def _print_unified(console: Terminal, what: str, text: str | None) -> None:
-    """A unified diff in its colours. what: of which two this is, "source" or "PTX"."""
+    """Prints a unified diff in its colours. what: the kind of text, "source" or "PTX"."""
     if not text:
         console.say(f"the {what} of one of the two was not kept" if text is None else f"the {what} is the same", "dim")
         return
@@ -143,9 +142,9 @@ def _print_unified(console: Terminal, what: str, text: str | None) -> None:
 
 def diff(
     one: Annotated[str, typer.Argument(metavar="A", help="A candidate's identifier, or a unique beginning of it.")],
-    other: Annotated[str, typer.Argument(metavar="B", help="Another's.")],
-    all_: Annotated[bool, typer.Option("--all", help="Also what is equal.")] = False,
-    source: Annotated[bool, typer.Option("--source/--no-source", help="Print what differs in the source.")] = True,
+    other: Annotated[str, typer.Argument(metavar="B", help="Another candidate's.")],
+    all_: Annotated[bool, typer.Option("--all", help="Print equal properties, too.")] = False,
+    source: Annotated[bool, typer.Option("--source/--no-source", help="Print the difference of the sources.")] = True,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -188,7 +187,7 @@ def _value(name: str, value: Any, disturbed: Any) -> Any:
 
 
 def _verdict(found: Difference, busy: Mapping[str, tuple[Any, ...]]) -> str:
-    """busy: whether each of the two was disturbed, by where it was timed."""
+    """The sentence on which of two candidates is faster. busy: whether each was disturbed, by the kind of race."""
     if found.same_code:
         return "the two are the same machine code; what differs in their times is noise"
     if found.gain is None or found.timed_in is None:
@@ -212,15 +211,15 @@ def explain(
         str | None,
         typer.Option(
             "--from",
-            help="Where it begins: a candidate, 'template' for its present default, or NAME=VALUE,... of that; the run's"
-            " first candidate if left out.",
+            help="The base: a candidate, 'template' for the template's present default, or NAME=VALUE,... for that with"
+            " these values; the run's first candidate if left out.",
         ),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Build and time what lies between, in one race on this machine.")
+        bool, typer.Option("--measure", help="Build and time the edits between, in one race on this machine.")
     ] = False,
     seed: Seed = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every edit, not only those worth most.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Print every edit, not only those worth most.")] = False,
     trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -263,7 +262,7 @@ def _explanation(store: Store, record: CandidateRecord, from_: str | None) -> Ex
 
 
 def _tell(console: Terminal, found: Explanation, command: str, most: int) -> None:
-    """At most so many edits, by what the run measured of them. command: what measures the rest."""
+    """Prints what the run measured of the edits, at most so many. command: the command that measures the rest."""
     begun = found.base_from + (f" ({short(found.base_id)})" if found.base_id else "")
     edits = counted(len(found.edits), "edit")
     if not found.edits:
@@ -274,7 +273,7 @@ def _tell(console: Terminal, found: Explanation, command: str, most: int) -> Non
     else:
         gained = unless_busy(f"{factor(found.gain)} ({interval(found.low, found.high)})", found.disturbed)
         console.say(f"from {begun} at {median(found.base_us, False)} us: {gained} by {edits}")
-    rows = [
+    console.print_rows(
         {
             "edit": change_text(c.change),
             ">gain": "not measured" if c.gain is None else unless_busy("tie" if c.tie else factor(c.gain), c.disturbed),
@@ -285,11 +284,10 @@ def _tell(console: Terminal, found: Explanation, command: str, most: int) -> Non
             "since": f"#{c.since_order} {short(c.since)}" if c.since else "-",
         }
         for c in found.edits[:most]
-    ]
-    console.print_rows(rows)
+    )
     console.say(
-        "gain: mean over pairs of candidates that differ in this edit only; alone: of the start with it; last: of the"
-        " finished one without it; since: the first of the main line that has it",
+        "gain: mean over pairs of candidates that differ in this edit only; alone: its gain on the base; last: its gain as"
+        " the last edit; since: the first candidate of the main line with it",
         "dim",
     )
     hidden = f"; {counted(len(found.edits) - most, 'more edit')}: --all" if len(found.edits) > most else ""
@@ -298,7 +296,7 @@ def _tell(console: Terminal, found: Explanation, command: str, most: int) -> Non
 
 
 def _rest(found: Explanation, command: str) -> str:
-    """How much of the gain the edits account for, and what measures those that the run did not."""
+    """The sentence on the share of the gain that the edits account for, and the command that measures the others."""
     unknown = any(c.gain is None for c in found.edits)
     if found.product is None:
         return f"nothing that lies between was measured; time what is missing:  {command}"
@@ -309,13 +307,13 @@ def _rest(found: Explanation, command: str) -> str:
     return text + (f"; time what is missing:  {command}" if unknown else "")
 
 
-# -- what the run has not measured, timed now -----------------------------------------------------------------
+# -- edits timed now ------------------------------------------------------------------------------------------
 
 
 def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db: str) -> Ablation:
     """The edits of an explanation, timed in one race on this machine. Raises UsageError where the candidate's code does
     not run here."""
-    from evo.cli.search import open_workers  # what builds and times; it takes longer to import than all else takes
+    from evo.cli.search import open_workers  # its import takes longer than all else
     from evo.search.check import measure_ablation
     from evo.targets import find_target
 
@@ -337,7 +335,7 @@ def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db:
 
 
 def _tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> None:
-    """The way there, edit by edit, all of one race: if that was disturbed, so is every figure of it."""
+    """Prints the race of the edits. If it was disturbed, so is every figure of it."""
     spoilt, discarded = ablation.disturbed, ablation.discarded_rounds
     again = f", {discarded} disturbed rounds taken again" if discarded else ""
     start, end = (median(t.median_us, t.disturbed) for t in (ablation.start, ablation.end))
@@ -345,7 +343,7 @@ def _tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> Non
     console.say(f"timed again from {found.base_from} at {start} us to {end} us, all in one race{again}: {gained}")
     rows = []
     for step in ablation.path:
-        without = next((w for w in ablation.without if (w.change,) == step.changes), None)  # none of several edits
+        without = next((w for w in ablation.without if (w.change,) == step.changes), None)  # None for several edits
         alone = without.gain if without else None
         row = {
             "edit": "; ".join(map(change_text, step.changes)),
@@ -359,22 +357,22 @@ def _tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> Non
     console.print_rows(rows)
     console.say(
         "gain: over the line before, made in this order; taken out: what the finished kernel loses without that edit alone."
-        " Of the same rounds, so that the machine's changes cancel",
+        " All are of the same rounds, so that changes of the machine cancel",
         "dim",
     )
     console.say_disturbed(spoilt)
 
 
-# -- what a run can tell about its search space ------------------------------------------------------------------
+# -- a run's search space ---------------------------------------------------------------------------------------
 
 
 def failures(
     run: RunName = LATEST,
-    all_: Annotated[bool, typer.Option("--all", help="How the candidates of all runs ended, by kernel and device.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Count the candidates of all runs, by kernel and device.")] = False,
     template: Annotated[
-        bool, typer.Option("--template", help="Load the kernel: which parameters are structural, what it now forbids.")
+        bool, typer.Option("--template", help="Load the kernel: show structural parameters and what it now forbids.")
     ] = False,
-    top: Annotated[int, typer.Option(help="Rows of each table.", min=1)] = 8,
+    top: Annotated[int, typer.Option(help="Largest number of rows of a table.", min=1)] = 8,
     trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -393,7 +391,7 @@ def failures(
 def _print_totals(console: Terminal, totals: Sequence[FailureTotal]) -> None:
     if not totals:
         say("evo: no candidate has been recorded in this database yet", err=True)
-    rows = [
+    console.print_rows(
         {
             "kernel": t.kernel,
             "target": t.target,
@@ -404,8 +402,7 @@ def _print_totals(console: Terminal, totals: Sequence[FailureTotal]) -> None:
             ">runs": f"{t.runs:,}",
         }
         for t in totals
-    ]
-    console.print_rows(rows)
+    )
 
 
 def _print_report(console: Terminal, report: FailureReport, top: int, db: str) -> None:
@@ -473,15 +470,15 @@ def _print_rules(console: Terminal, report: FailureReport, top: int) -> None:
     console.print()
     console.print_rows(rows)
     console.say(
-        "more: not avoided by a rule above; lost: what it would forbid of the candidates that passed, and of the fastest"
-        " quarter. From this run alone: a rule is a question to the template, not proof",
+        "more: failures that no rule above avoids; lost: candidates that it would forbid among those that passed, and among"
+        " the fastest quarter. One run is no proof: a rule is a question to the template",
         "dim",
     )
 
 
 def operators(
     run: RunName = LATEST,
-    windows: Annotated[int, typer.Option(help="Into how many parts the search time is cut.", min=1, max=1000)] = 5,
+    windows: Annotated[int, typer.Option(help="Number of parts of the search time.", min=1, max=1000)] = 5,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -511,15 +508,16 @@ def _print_operators(console: Terminal, found: Sequence[OperatorCredit]) -> None
     ]
     console.print_rows(rows, ["bold" if c.window is None else "dim" for c in found])
     console.say(
-        "passed, new code: of the trials; success: faster than the faster parent, of the trials with a timed one; improved:"
-        " faster than all before; gain: of these together; seconds: building and measuring; gain/s: per cent a second",
+        "passed, new code: shares of the trials; success: share that was faster than the faster parent, among trials with a"
+        " timed one; improved: number faster than all before; gain: of these together; seconds: time of building and"
+        " measuring; gain/s: per cent a second",
         "dim",
     )
 
 
 def importance(
     run: RunName = LATEST,
-    quantile: Annotated[float, typer.Option(help="What share of the candidates counts as fast.")] = 0.1,
+    quantile: Annotated[float, typer.Option(help="Share of the candidates that counts as fast.")] = 0.1,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -532,7 +530,7 @@ def _print_importance(console: Terminal, found: Sequence[Importance], quantile: 
     for workload, group in groupby(found, lambda r: r.workload):
         records = list(group)
         console.say(f"{workload}, {counted(records[0].timed, 'timed candidate')}")
-        rows = [
+        console.print_rows(
             {
                 "parameter": r.parameter,
                 "": "█" * round(_BAR * (r.importance or 0.0)),
@@ -542,8 +540,7 @@ def _print_importance(console: Terminal, found: Sequence[Importance], quantile: 
                 " ": r.note,
             }
             for r in records
-        ]
-        console.print_rows(rows)
+        )
         if least := hardly_tried(records):
             console.say(least)
     console.say(
@@ -557,7 +554,7 @@ def _print_importance(console: Terminal, found: Sequence[Importance], quantile: 
 
 def pareto(
     run: RunName = LATEST,
-    axes: Annotated[str, typer.Option(help="What to trade, separated by commas.")] = ",".join(AXES),
+    axes: Annotated[str, typer.Option(help="Figures to trade, separated by commas.")] = ",".join(AXES),
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -590,6 +587,7 @@ def _print_pareto(console: Terminal, found: Sequence[Nondominated], axes: Sequen
         console.say("no candidate of this run was timed undisturbed")
     console.say(
         f"no other candidate is better in one of {', '.join(axes)} and as good in the rest; spilled, shared: bytes; error:"
-        " the largest, of what the gate allows; equal: others with these very figures. All times are of the search",
+        " the largest share of what the gate allows; equal: number of others with the same figures. All times are the"
+        " search's own",
         "dim",
     )

@@ -1,4 +1,4 @@
-"""evo best, runs, watch, compare, show: what was found and searched, which run was better, all that is known of one."""
+"""evo best, runs, watch, compare, show: the fastest candidates, the runs, and the whole record of a run or candidate."""
 
 import math
 import sys
@@ -83,7 +83,7 @@ def best(
 def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
     for (kernel, device), group in groupby(found, lambda b: (b.kernel, b.device)):
         console.say(f"{kernel} on {device}", "bold")
-        rows = [
+        console.print_rows(
             {
                 "workload": short_workload(b.workload, kernel, b.kernel_digest),
                 "candidate": short(b.id),
@@ -95,12 +95,10 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
                 "run": b.run,
             }
             for b in group
-        ]
-        console.print_rows(rows)
+        )
     console.say(
-        "for each kernel, device and workload, the candidate of all runs with the highest speed-up: the reference"
-        " baseline's time over its own, both of one race; interval: 95%, or of fewer than ten samples, as a search may"
-        " take, their range",
+        "the candidate of all runs with the highest speed-up for each kernel, device and workload; speed-up: the reference"
+        " baseline's time over its own in the same race; interval: 95%, or the range of fewer than ten samples",
         "dim",
     )
     _say_marks(console, found, db)
@@ -111,7 +109,7 @@ def _speedup_of(b: Best) -> str:
 
 
 def _say_marks(console: Terminal, found: Sequence[Best | ComparedRun], db: str) -> None:
-    """What the marks at the figures mean."""
+    """Explains the marks at the figures."""
     said = {
         UNCONFIRMED: "? unconfirmed: the finals refused their finalists and have no winner; this is the best of what is left"
     }
@@ -129,7 +127,7 @@ def watch(run: RunName = LATEST, db: Db = DEFAULT_DB, json: Json = False) -> Non
     with Store.open(db, write=False) as store:
         while True:
             found = find_run(store, run)
-            run = found.name  # the latest may be another one by then
+            run = found.name  # "latest" may name another run next time
             counts = ", ".join(f"{count} {status}" for status, count in found.counts.items())
             line = f"{found.name}: {found.status}, {counted(found.evaluations, 'candidate')} ({counts or 'none yet'})"
             if console.is_terminal and not json:
@@ -145,7 +143,7 @@ def watch(run: RunName = LATEST, db: Db = DEFAULT_DB, json: Json = False) -> Non
 
 
 _WATCHED_EVERY_S, _LINE_EVERY_S = 2.0, 60.0
-"""How often a run is looked at, and a line printed where there is no terminal."""
+"""Seconds between two looks at a run, and between two lines where there is no terminal."""
 
 
 def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
@@ -160,7 +158,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
 
 
 def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:
-    rows = [
+    console.print_rows(
         {
             "run": r.name,
             "kernel": f"{r.kernel} ({r.target})",
@@ -173,8 +171,7 @@ def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:
             "started": r.created[:16].replace("T", " "),
         }
         for r in found
-    ]
-    console.print_rows(rows)
+    )
     console.say("passed: not refused, by the search or its finals; best: the run's highest speed-up", "dim")
     if stopped := next((r.name for r in found if r.status == RunStatus.INTERRUPTED), None):
         console.say(f"to continue what was interrupted:  {command_line(db, 'resume', stopped)}", "dim")
@@ -202,7 +199,7 @@ def compare(
 def _print_comparison(
     console: Terminal, found: Comparison, names: Sequence[str], db: str, kernels: Mapping[str, str]
 ) -> None:
-    """kernels: with their digests."""
+    """Prints runs side by side. kernels: digests by kernel."""
     for workload, group in groupby(found.rows, lambda row: row.workload):
         rows = list(group)
         devices = {row.device for row in rows}
@@ -211,9 +208,9 @@ def _print_comparison(
         console.print_rows([_speed_cells(r, devices) for r in rows])
         console.print_rows([_effort_cells(r) for r in rows])
     console.say(
-        "speed-up: over the reference baseline, a tie within the noise floor; behind: the first one's speed-up over this"
-        " one's, where kernel and device are the same, a tie where the interval of that holds 1; a second: of the search,"
-        " without its finals; to 1.1x: seconds of search until the search's own figure was that",
+        "speed-up: over the reference baseline, a tie within the noise floor; behind: the first run's speed-up over this"
+        " one's, where kernel and device are the same, a tie if its interval holds 1; a second: candidates a second, without"
+        " the finals; to 1.1x: seconds of search until its own figure was that",
         "dim",
     )
     _say_marks(console, found.rows, db)
@@ -221,7 +218,7 @@ def _print_comparison(
 
 
 def _speed_cells(r: ComparedRun, devices: Collection[str]) -> dict[str, object]:
-    """How fast a run is. devices: of all the runs beside it."""
+    """Cells of a run's speed. devices: those of all compared runs."""
     first = r.behind is None or r.behind == 1
     gain = "too busy" if r.disturbed else speedup(1 / r.speedup if r.speedup else None, r.noise_floor)
     return {
@@ -237,7 +234,7 @@ def _speed_cells(r: ComparedRun, devices: Collection[str]) -> dict[str, object]:
 
 
 def _effort_cells(r: ComparedRun) -> dict[str, object]:
-    """What it took."""
+    """Cells of a run's effort."""
     return {
         "run": r.run,
         ">candidates": r.candidates,
@@ -252,14 +249,13 @@ def _print_settings(console: Terminal, settings: Sequence[SettingDifference], na
         console.say("they were set up alike", "dim")
         return
     console.print()
-    rows = [
+    console.print_rows(
         {"what differs": setting.name, **{name: _short(setting.values.get(name)) for name in names}} for setting in settings
-    ]
-    console.print_rows(rows)
+    )
 
 
 def _short(value: object) -> object:
-    """Digests are cut."""
+    """A value as it is printed, digests cut short."""
     return value[:12] if isinstance(value, str) and len(value) == 64 else value
 
 
@@ -267,7 +263,7 @@ def show(
     name: Annotated[
         str, typer.Argument(metavar="CANDIDATE|RUN", help="Its identifier, a run's name, or a unique beginning of one.")
     ],
-    source: Annotated[bool, typer.Option("--source", help="Print the candidate's rendered source.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Print the candidate's source.")] = False,
     trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -288,11 +284,11 @@ def show(
         _print_candidate(make_console(), record, origin, db)
         _print_timings(make_console(), record)
     else:
-        typer.echo(visible(text, lines=True) if sys.stdout.isatty() else text)  # a file gets it as it is
+        typer.echo(visible(text, lines=True) if sys.stdout.isatty() else text)  # a file gets the very text
 
 
 def _origin_of(store: Store, start: str) -> str:
-    """What a start is from, with the run, workload and speed-up of a candidate that this database has."""
+    """The origin of a start, with run, workload and speed-up if it is a candidate of this database."""
     with suppress(UnknownNameError, StoreError):
         first = read_candidate(store, start)
         workload = short_workload(first.workload, first.kernel, first.kernel_digest)
@@ -332,12 +328,12 @@ def _print_candidate(console: Terminal, record: CandidateRecord, origin: str, db
         command = again_line(db, short(record.id), last["seed"], last["case"], last["random_cases"])
         console.say(f"to repeat the {stage}'s verdict:  {command}")
     for check in failed:
-        drawn = f" (seed {check.seed})" if check.seed else ""  # timed data are of no case
+        drawn = f" (seed {check.seed})" if check.seed else ""  # the data that are timed belong to no case
         console.say(f"refused: {check.case}: {check.reason}{drawn}", "red")
 
 
 def _print_timings(console: Terminal, record: CandidateRecord) -> None:
-    """Race by race: the candidate, then what was timed beside it."""
+    """Prints the timings race by race: the candidate's, then those beside it."""
     rows = list(_timing_rows(record))
     console.print_rows(rows, ["bold" if row["contender"] == "candidate" else "" for row in rows])
     timings = [*record.timings, *(t for race in record.final_races for t in race.timings)]
@@ -356,8 +352,8 @@ def _print_timings(console: Terminal, record: CandidateRecord) -> None:
 
 
 def _timing_rows(record: CandidateRecord) -> Iterator[dict[str, object]]:
-    """Of one final, first the race of all finalists, then the one that confirmed the winner, hot after cold."""
-    apart = {race.round for race in record.final_races if not race.beside}  # confirmed another candidate
+    """Rows of timings: in each final the race of all finalists, then the one that confirmed the winner, hot after cold."""
+    apart = {race.round for race in record.final_races if not race.beside}  # these confirmed another candidate
     timed = [(t, "all finalists" if t.contender == FINALIST or t.round in apart else "") for t in record.timings]
     for race in record.final_races:
         timed += [(t, "" if race.beside else "winner's race") for t in race.timings if race.beside or t.protocol != "hot"]
@@ -387,7 +383,8 @@ def _print_run(console: Terminal, run: RunFinals, db: str) -> None:
 
 
 def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: bool = True) -> None:
-    """By workload: the finalists, the winner beside the baselines, what was refused. all_finalists: also those that lost."""
+    """Prints for each workload the finalists, the winner beside the baselines, and who was refused. all_finalists: whether
+    to print finalists that lost."""
     if run.cover is not None:
         _print_cover(console, run, run.cover)
     for held in run.finals:
@@ -406,8 +403,8 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
             console.say(f"finalist {short(f.id)} #{f.order} was refused: {why}", "red")
     if all_finalists and any(held.winner for held in run.finals):
         console.say(
-            "behind: the winner's speed-up over this one's, round by round in the race of all finalists, a tie where the"
-            " interval of that holds 1, as in evo diff",
+            "behind: the winner's speed-up over this one's, round by round in the race of all finalists, a tie if its"
+            " interval holds 1, as in evo diff",
             "dim",
         )
     timed = [t for h in run.finals for t in (*h.finalists, *h.baselines, h.confirmed, h.hot) if t is not None]
@@ -434,14 +431,14 @@ def _print_cover(console: Terminal, run: RunFinals, cover: Cover) -> None:
     told = f"{counted(cover.variants, 'variant')} for {counted(len(cover.points), 'workload')}"
     console.say(f"{told}: {cover.worst:.1%} off the best of its workload at worst, {cover.median:.1%} in the median", "bold")
     console.say(
-        "off the best: its time over the fastest finalist's, in the race of all of that workload's; reference: what is"
-        " replaced was faster, and serves calls of that workload in an export",
+        "off the best: its time over the fastest finalist's in the race of that workload; reference: the replaced function"
+        " was faster, and serves calls of that workload in an export",
         "dim",
     )
 
 
 def _print_no_winner(console: Terminal, run: RunFinals, held: WorkloadFinals, db: str) -> None:
-    """That there is no winner, and what there is instead."""
+    """Prints that there is no winner, and the best candidate instead."""
     best = run.tasks[held.task].best
     shown = f"; the best candidate so far: {command_line(db, 'show', short(best))}" if best else ""
     judged = best or any(f.task == held.task for f in run.refused_in_finals)
@@ -463,8 +460,8 @@ def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:
 
 
 def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *, in_full: bool) -> None:
-    """The winner beside the baselines in the race that confirmed it, and what is out of the ordinary about its figures.
-    resume: the command that holds finals again. in_full: also how it fared before, in the search and among the finalists."""
+    """Prints the winner beside the baselines in the race that confirmed it, and what is unusual about its figures. resume:
+    the command that holds finals again. in_full: whether to print its figures from the search and among finalists, too."""
     again = held.confirmed
     if held.winner is None or (again is None and not held.disturbed):
         return

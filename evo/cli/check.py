@@ -1,7 +1,7 @@
-"""evo check, sanitize, bench: whether code is right, and how fast, without a search.
+"""evo check, sanitize, bench: tests of correctness and speed without a search.
 
-What is looked at: all structural branches of a kernel, a recorded candidate compiled anew, a candidate under sanitizers; or
-the best known one and the default in a race with the baselines.
+They take all structural branches of a kernel; a recorded candidate, compiled anew or under sanitizers; the best known
+candidate and the default, in a race with the baselines.
 """
 
 import os
@@ -65,7 +65,7 @@ from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
 _SHOWN = 3
-"""Messages of a sanitizer that are printed."""
+"""Number of a sanitizer's messages that are printed."""
 
 
 def check(
@@ -77,13 +77,13 @@ def check(
         typer.Option(help="sm_89: machine code, also without a GPU. compute_89: PTX, gated on any newer GPU."),
     ] = None,
     target: TargetName = None,
-    workload: Annotated[list[str] | None, typer.Option(help="Instead of the kernel's own; repeat for more.")] = None,
+    workload: Annotated[list[str] | None, typer.Option(help="Workload, not the kernel's own; repeat for more.")] = None,
     seed: Seed = None,
-    cases: Annotated[int, typer.Option(help="Gate on so many random cases, too.", min=0)] = 0,
+    cases: Annotated[int, typer.Option(help="Number of random cases to gate on, too.", min=0)] = 0,
     case: Annotated[
-        list[str] | None, typer.Option(help="Gate on this case, too, as a refusal names it.")
+        list[str] | None, typer.Option(help="Case to gate on, too, written as in a refusal; repeat for more.")
     ] = None,
-    compile_only: Annotated[bool, typer.Option(help="Do not run anything.")] = False,
+    compile_only: Annotated[bool, typer.Option(help="Compile only; run nothing.")] = False,
     trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -115,7 +115,7 @@ def check(
             observe=None if json else CheckLines("branches"),
         )
     unread, points = list[str](), [(b.workload, b.genome) for b in branches]
-    if all(b.build.binary for b in branches):  # else what the template lacks is told
+    if all(b.build.binary for b in branches):  # else the compiler tells what the template lacks
         unread = unread_parameters(problem, target, find_target(target).limits(arch), points)
     kinds = {w.key: count_kinds(problem, target, w) for w in (*own, *near)}
     record = {
@@ -135,8 +135,8 @@ def check(
 
 
 def _recorded(name: str, db: str) -> CandidateRecord | None:
-    """The candidate, or the winner of the run, of that name; None for a kernel's name. A word that is neither can be a
-    misspelt kernel's."""
+    """The candidate of a name, or the winner of a run of that name; None for a kernel's name. Raises UnknownNameError with
+    similar kernels' names for a word that is none of these."""
     with suppress(UnknownNameError):
         find_kernel(name)
         return None
@@ -150,7 +150,7 @@ def _recorded(name: str, db: str) -> CandidateRecord | None:
 
 
 def _why_not_here(target: str, arch: str) -> str:
-    """Why code for `arch` is only compiled here; empty if it is run."""
+    """Why code for `arch` can only be compiled here; empty if it runs here."""
     try:
         return find_target(target).runs(arch)
     except DeviceError as error:
@@ -189,7 +189,7 @@ def _branch_record(branch: Checked) -> dict[str, Any]:
 
 
 def _print_left_out(console: Terminal, results: Sequence[dict[str, Any]]) -> None:
-    """How many cases could not be run, and why: a line a reason."""
+    """Prints how many cases could not be run, a line for each reason."""
     left_out = {case: reason for result in results for case, reason in result["left_out"].items()}
     for why in dict.fromkeys(left_out.values()):
         first, *others = (case for case, reason in left_out.items() if reason == why)
@@ -245,7 +245,7 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
 
 
 def _print_kinds(console: Terminal, record: dict[str, Any]) -> None:
-    """How many cases of each kind the gate has: a line for the workloads that have the same."""
+    """Prints how many cases of each kind the gate has, a line for all workloads with the same numbers."""
     same: dict[str, list[str]] = {}
     for key, found in record["kinds"].items():
         text = ", ".join(f"{number} {kind}" for kind, number in found["counts"].items())
@@ -276,7 +276,7 @@ def _check_candidate(
     observe = None if json else CheckLines("workloads")
     kernel = recorded_kernel(recorded.kernel, None)
     cases = tuple(parse_case(kernel, target, text) for text in texts)
-    # A cache of its own: what is checked is what the compiler makes now, not what it once made.
+    # An empty cache: the compiler must make the code now.
     cache = tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-")
     with cache as folder, open_executor(target, Path(folder)) as executor:
         task = task_of(recorded, executor, seed)
@@ -297,13 +297,13 @@ def _check_candidate(
 
 
 def _known(recorded: CandidateRecord, seed: int) -> dict[str, Any]:
-    """What a record of --json begins with. seed: drew the data."""
+    """The first keys of a record of --json. seed: the seed of the data."""
     known = {name: getattr(recorded, name) for name in ("kernel", "target", "arch")}
     return {"candidate": recorded.id, **known, "seed": seed}
 
 
 def _code_remarks(recorded: CandidateRecord, now: Build) -> list[str]:
-    """What is to be said where the same source is other machine code; empty if it is the same."""
+    """Remarks if the same source has become other machine code."""
     then = recorded.build
     if then is None or not then.code_hash or now.binary is None or now.binary.code_hash == then.code_hash:
         return []
@@ -337,7 +337,7 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
             ">allowed": c["allowed"],
             ">PyTorch's": c["torch_error"],
             "verdict": "ok" if c["passed"] else f"refused: {c['reason']}",
-            ">data seed": c["seed"] or "",  # timed data are of no case
+            ">data seed": c["seed"] or "",  # the data that are timed belong to no case
         }
         for workload, c in cases
         if not (c["passed"] and is_case_text(c["case"]))
@@ -385,7 +385,7 @@ def sanitize(
         ),
     ] = "all",
     seed: Seed = None,
-    limit: Annotated[float, typer.Option(help="Seconds that each tool may take.", min=1.0)] = 180.0,
+    limit: Annotated[float, typer.Option(help="Time limit of each tool in seconds.", min=1.0)] = 180.0,
     trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -443,18 +443,18 @@ def _print_sanitized(console: Terminal, record: dict[str, Any]) -> None:
 # -- the best known candidate, in a race --------------------------------------------------------------------------
 
 _ARITHMETIC = 16
-"""Operations per byte from which the rate of a kernel is given in TFLOP/s instead of GB/s."""
+"""Operations per byte above which a kernel's rate is given in TFLOP/s instead of GB/s."""
 
 
 def bench(
     kernel: Annotated[str, typer.Argument(help="A kernel's name or folder.")],
     target: TargetName = None,
-    workload: Annotated[list[str] | None, typer.Option(help="Repeat for more; the kernel's own if left out.")] = None,
+    workload: Annotated[list[str] | None, typer.Option(help="Workload; else the kernel's own. Repeat for more.")] = None,
     arch: Annotated[
-        list[str] | None, typer.Option(help="The device's own if left out; repeat to race builds, e.g. compute_89.")
+        list[str] | None, typer.Option(help="Architecture; else the device's. Repeat to race builds, e.g. compute_89.")
     ] = None,
     genome: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE,...: also the default with these values. Repeat for more.")
+        list[str] | None, typer.Option(help="NAME=VALUE,...: time the default with these values, too. Repeat for more.")
     ] = None,
     against: Annotated[
         str | None, typer.Option(help="Baselines, separated by commas; all of the kernel's if left out.")
@@ -467,7 +467,7 @@ def bench(
     problem, chosen, first = load_context(kernel, target, arch[0] if arch else None)
     archs = [first, *(arch or [])[1:]]
     for a in archs:
-        find_target(chosen).limits(a)  # raises where it is not known
+        find_target(chosen).limits(a)  # raises for an unknown architecture
         if reason := find_target(chosen).runs(a):
             raise UsageError(f"code for {a} cannot be timed here: {reason}")
     workloads = check_workloads(problem, chosen, workload or [])
@@ -477,7 +477,7 @@ def bench(
     limits = find_target(chosen).limits(first)
     for w in workloads:
         for text in genome or ():
-            parse_legal(text, problem.space(chosen, w, limits), "--genome")  # refused before workers are opened
+            parse_legal(text, problem.space(chosen, w, limits), "--genome")  # raises before workers are opened
     drawn = draw_seed(seed)
     records = []
     with open_workers(chosen, db) as executor:
@@ -511,8 +511,8 @@ def bench(
 
 
 def _contenders(task: TaskExecutor, db: str) -> list[tuple[str, Genome]]:
-    """The template's default, and the best candidate that the database has for this workload and device. A line on stderr
-    says why a recorded one is left out, or that there is none."""
+    """The template's default and the database's best candidate for this workload and device. A line on stderr says why a
+    recorded one is left out, or that there is none."""
     space, workload = task.space, task.workload
     default = "default", Genome.of(space.complete(space.default))
     if "://" not in db and not Path(db).exists():
@@ -539,9 +539,8 @@ def _contenders(task: TaskExecutor, db: str) -> list[tuple[str, Genome]]:
 def _for_each(
     contenders: Sequence[tuple[str, Genome]], task: TaskExecutor, archs: Sequence[str]
 ) -> Iterator[tuple[str, str, Genome]]:
-    """(name, architecture, genome) of each contender for all architectures, without parameters that one does not have.
-
-    A genome that is not legal for an architecture even so is left out, with a line on stderr."""
+    """Triples of name, architecture and genome for each contender and architecture, the genomes without parameters that an
+    architecture does not have. A genome that is even so not legal there is left out, with a line on stderr."""
     for name, genome in contenders:
         yield name, archs[0], genome
         for arch in archs[1:]:

@@ -1,4 +1,4 @@
-"""evo doctor: what this machine can do, and the remedy for what it cannot."""
+"""evo doctor: the abilities of this machine, and the remedy for what it lacks."""
 
 import platform
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from evo.targets import find_target
 
 @dataclass(frozen=True)
 class _Finding:
-    """One thing looked at. level: ok, note (works without), problem."""
+    """A finding on one subject. level: ok, note (evo works without it), problem."""
 
     subject: str
     level: str

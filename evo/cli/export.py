@@ -29,18 +29,18 @@ from evo.problem.loading import kernel_names, load_kernel, recorded_kernel
 from evo.report.text import short
 
 _SHOWN = 5
-"""Lines or names; of more, how many there are."""
+"""Largest number of lines or names that are printed; of more, the number is."""
 
 
 def export(
-    what: Annotated[list[str], typer.Argument(help="Runs, or candidates.")],
+    what: Annotated[list[str], typer.Argument(help="Runs or candidates.")],
     out: Annotated[Path, typer.Option(help="Folder to write; its name is the module's.")],
-    format: Annotated[str, typer.Option(help="What to write.")] = "module",
+    format: Annotated[str, typer.Option(help="Format of the export.")] = "module",
     arch: Annotated[
         list[str] | None,
-        typer.Option(help="Architecture to build for, any number of them; what was measured on if left out."),
+        typer.Option(help="Architecture to build for; the measured one if left out; repeat for more."),
     ] = None,
-    refused: Annotated[bool, typer.Option("--refused", help="Also a candidate that the finals refused.")] = False,
+    refused: Annotated[bool, typer.Option("--refused", help="Export a candidate although the finals refused it.")] = False,
     trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -78,7 +78,7 @@ def export(
 
 
 def export_all_candidates(store: Store, what: Sequence[str], exporter: Exporter, out: Path) -> list[Path]:
-    """Exports a whole run in a format that holds one; the files written.
+    """Exports a whole run in a format that holds one, and returns the files written.
 
     Raises UsageError unless `what` is one run, and what the exporter raises."""
     if len(what) != 1:
@@ -88,15 +88,15 @@ def export_all_candidates(store: Store, what: Sequence[str], exporter: Exporter,
 
 
 def export_run(store: Store, run: str, out: Path, db: str) -> list[Path]:
-    """Exports the winners of a run as a module; the files written. Raises StoreError if it has none."""
+    """Exports the winners of a run as a module, and returns the files written. Raises StoreError if it has none."""
     return export_winners(store, _chosen(store, run, db), find_exporter("module"), out)[0]
 
 
 def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[CandidateRecord]:
-    """The winners of the run, at most one for each workload, or the candidate of that name.
+    """The winners of the named run, at most one for each workload, or the named candidate.
 
-    refused: a candidate that the finals have refused is accepted, too. Raises StoreError for a run whose finals are not
-    over; UsageError for one without a winner, and for a candidate that did not pass.
+    refused: whether to accept a candidate that the finals refused. Raises StoreError for a run whose finals are not over,
+    UsageError for a run without a winner and for a candidate that did not pass.
     """
     found = find_named(store, name)
     if isinstance(found, CandidateRecord):
@@ -121,8 +121,8 @@ def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[
 
 
 def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
-    """A sentence on a candidate that no final has confirmed or measured; empty for another winner, and for a finalist that
-    lost to one."""
+    """A warning of a candidate that no final has confirmed or measured; empty for a confirmed winner, and for a finalist
+    that lost to it."""
     name, run = short(record.id), find_run(store, record.run)
     if record.refusal:
         return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
@@ -144,17 +144,17 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
     )
 
 
-# -- what an exporter is given --------------------------------------------------------------------------------
+# -- requests of exporters ------------------------------------------------------------------------------------
 
 
 def export_winners(
     store: Store, chosen: Sequence[CandidateRecord], exporter: Exporter, out: Path, archs: Sequence[str] = ()
 ) -> tuple[list[Path], list[str]]:
-    """The files written, and a sentence for each thing that is missing in them or was replaced.
+    """Exports winners; returns the files written, and sentences on what is missing in them or was replaced.
 
-    archs: what to build for beside PTX; none: what each was measured on. Raises UsageError for candidates of several
-    kernels that are not a forward and its backward, or of several targets or architectures where the format has no place
-    for them; what the exporter raises.
+    archs: architectures to build for beside PTX; if empty, the one that each was measured on. Raises UsageError for
+    candidates of several kernels that are not a forward and its backward, or of several targets or architectures where the
+    format has no place for them, and what the exporter raises.
     """
     _check_alike(chosen, several=exporter.holds == "several")
     runs = dict.fromkeys(c.run for c in chosen)
@@ -198,7 +198,7 @@ def _request(store: Store, run: str, chosen: Sequence[CandidateRecord], out: Pat
 
 
 class _Alternatives:
-    """The other candidates of a run for the same workload, the best first. Each is read when it is reached."""
+    """The other candidates of a run for the same workload, the best first, each read when it is reached."""
 
     def __init__(self, store: Store, record: CandidateRecord) -> None:
         self._store, self._record = store, record
@@ -259,11 +259,11 @@ def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
 
 
 def import_workloads(
-    path: Annotated[Path, typer.Argument(help="A FlashInfer-Bench dataset: definitions/ and workloads/ below it.")],
-    kernel: Annotated[list[str] | None, typer.Option(help="Only for these kernels.")] = None,
+    path: Annotated[Path, typer.Argument(help="A FlashInfer-Bench dataset: a folder with definitions/ and workloads/.")],
+    kernel: Annotated[list[str] | None, typer.Option(help="Only this kernel; repeat for more.")] = None,
     target: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     out: Annotated[Path, typer.Option(help="Folder of the job files.")] = Path("runs"),
-    budget: Annotated[str, typer.Option(help="Of each search.")] = "10m",
+    budget: Annotated[str, typer.Option(help="Budget of each search.")] = "10m",
     json: Json = False,
 ) -> None:
     """Write a job file for each kernel that computes something of a FlashInfer-Bench dataset."""
@@ -298,8 +298,8 @@ def _refusal_text(refusal: Refusal) -> str:
 
 
 def _write_job(file: Path, job: dict[str, object], source: Path) -> None:
-    """Raises UsageError if the file is there, or cannot be written."""
-    lines = [f"{key} = {json_format.dumps(value)}" for key, value in job.items()]  # a JSON text is one in TOML, too
+    """Writes a job file. Raises UsageError if it exists or cannot be written."""
+    lines = [f"{key} = {json_format.dumps(value)}" for key, value in job.items()]  # JSON texts and lists are TOML, too
     text = "\n".join([f"# Workloads of FlashInfer-Bench definitions in {str(source)!r}.", "[search]", *lines, ""])
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""evo prune, vacuum, merge, backup: looking after databases."""
+"""evo prune, vacuum, merge, backup: the maintenance of databases."""
 
 import shlex
 from contextlib import suppress
@@ -22,18 +22,18 @@ from evo.report.text import counted
 
 
 def prune(
-    runs: Annotated[list[str] | None, typer.Argument(help="These runs; each by its name or a beginning of it.")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(help="Names of runs, or unique beginnings of them.")] = None,
     older_than: Annotated[
-        str | None, typer.Option(help="All runs last written to longer ago than this, e.g. 90d.")
+        str | None, typer.Option(help="Prune all runs last written to longer ago than this, e.g. 90d.")
     ] = None,
     drop: Annotated[
         list[Part] | None,
         typer.Option(
-            help="What goes: failed (sources and machine code of what did not pass; the default), sources, binaries,"
-            " samples (single samples of search timings; a run that can be continued keeps them)."
+            help="Part to drop: failed (sources and machine code of candidates that did not pass; the default), sources,"
+            " binaries, samples (single samples of search timings; a run that can be continued keeps them)."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be dropped.")] = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -79,7 +79,7 @@ def vacuum(db: Db = DEFAULT_DB, json: Json = False) -> None:
 
 
 def merge(
-    other: Annotated[str, typer.Argument(help="The database to take runs from: a file or a URL.")],
+    other: Annotated[str, typer.Argument(help="Database to take runs from: a file or a URL.")],
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -103,7 +103,7 @@ def merge(
 def backup(
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to make. If left out: one beside the database, named NAME.backup-TIME."),
+        typer.Option(help="File to make; if left out, one beside the database, named NAME.backup-TIME."),
     ] = None,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -123,6 +123,6 @@ def backup(
 
 
 def _must_be_a_database(db: str) -> None:
-    """Opened for writing, it would be made."""
+    """Raises StoreError for a missing database, which opening it for writing would make."""
     with suppress(OlderSchemaError):
         Store.open(db, write=False).close()

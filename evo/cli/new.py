@@ -1,4 +1,4 @@
-"""evo new: the folder of a new kernel, complete and small, or around a CUDA source that there is."""
+"""evo new: the folder of a new kernel, small and complete, or made around an existing CUDA source."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ _ARCH = "sm_89"
 _STARTER = Path(__file__).with_name("_starter.cu")
 _THREADS = re.compile(r"block_?(size|dim)?_?x?|n?_?threads?(_per_block|_x)?|tpb", re.IGNORECASE)
 _FACT = re.compile(r"k?warp_?size", re.IGNORECASE)
-"""Of the hardware, and no choice."""
+"""Names of facts of the hardware, which are not to be searched."""
 _TYPES = {
     "float32": ("float", "float2", "float4"),
     "float64": ("double", "double2"),
@@ -36,9 +36,9 @@ _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the kernel, and of the folder that is made here.")],
-    cu: Annotated[Path | None, typer.Option("--cu", metavar="FILE.cu", help="A CUDA source to be searched.")] = None,
-    entry: Annotated[str | None, typer.Option(help="Its __global__ function, where it has several.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the kernel, and of the folder to make.")],
+    cu: Annotated[Path | None, typer.Option("--cu", metavar="FILE.cu", help="CUDA source to search.")] = None,
+    entry: Annotated[str | None, typer.Option(help="The __global__ function of a source that has several.")] = None,
     json: Json = False,
 ) -> None:
     """Write the folder of a new kernel: a small complete one to change, or one around your own CUDA source."""
@@ -67,7 +67,7 @@ def new(
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}): run evo new in a folder of yours") from error
-    steps = [f"evo check {name}" if answers("cuda") else f"evo check {name} --arch {_ARCH}"]  # which only compiles
+    steps = [f"evo check {name}" if answers("cuda") else f"evo check {name} --arch {_ARCH}"]  # without a GPU it compiles
     record = {
         "folder": name,
         "files": sorted(files),
@@ -93,8 +93,8 @@ def _print_new(console: Terminal, record: dict[str, Any]) -> None:
 
 
 def _adopt(file: Path, entry: str | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """(files of the folder, what its kernel.py is made of). Raises UsageError for a source that is no CUDA kernel or does
-    not compile; DeviceError without a compiler."""
+    """The files of the folder, and the facts for its kernel.py. Raises UsageError for a source that is no CUDA kernel or
+    does not compile, DeviceError without a compiler."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -115,7 +115,7 @@ def _adopt(file: Path, entry: str | None) -> tuple[dict[str, str], dict[str, Any
 
 
 def _compile(file: Path, entry: str) -> tuple[dict[str, int], dict[str, str]]:
-    """(names that nothing defines, with a value for each; its own headers). Raises UsageError if it does not compile."""
+    """A value for each name that nothing defines, and the file's own headers. Raises UsageError if it does not compile."""
     undefined: dict[str, int] = {}
     while True:
         text = define_macros(file, entry, undefined, ())
@@ -134,7 +134,7 @@ def _compile(file: Path, entry: str) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def _facts(text: str, file: Path, entry: str, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """What kernel.py is made of. Raises UsageError for a parameter that cannot be passed."""
+    """The facts for kernel.py. Raises UsageError for a parameter that cannot be passed."""
     arguments = list(_arguments(code_of(text), entry))
     tensors, scalars = ([a for a in arguments if (a.kind == "scalar") is wanted] for wanted in (False, True))
     for a in scalars:
@@ -145,7 +145,7 @@ def _facts(text: str, file: Path, entry: str, numbers: Mapping[str, int]) -> dic
             )
     dtype = next((a.dtype for a in tensors if a.dtype in DTYPE_BYTES), "float32")
     sizes = [a.name for a in scalars if a.dtype != "float32"]
-    # A large number, or one named by a single letter, is rather a size of the problem than a choice.
+    # A large number, or one with a single letter as its name, is rather a size of the problem than a choice.
     fixed = tuple(name for name, value in numbers.items() if value > 1024 or len(name) == 1)
     choices = {name: value for name, value in numbers.items() if name not in fixed}
     dimensions = [*sizes, *fixed] or ["n"]
@@ -171,7 +171,7 @@ def _facts(text: str, file: Path, entry: str, numbers: Mapping[str, int]) -> dic
 
 
 def _arguments(code: str, entry: str) -> Iterator[Argument]:
-    """Of an entry point: what a pointer points to, or a scalar; the dtype is empty where the type is not known."""
+    """The arguments of an entry point: tensors for pointers, and scalars. The dtype of an unknown type is empty."""
     begin = next(found.end() for found in ENTRY_POINT.finditer(code) if found["name"] == entry)
     for text in code[begin : code.index(")", begin)].split(","):
         *type_, name = re.sub(r"\b(__restrict__|__restrict|volatile|const)\b|\[\s*\]|[*&]", " ", text).split() or [""]
@@ -185,7 +185,7 @@ def _arguments(code: str, entry: str) -> Iterator[Argument]:
 
 
 def _values(name: str, default: int) -> tuple[int, ...]:
-    """To be tried: powers of two around the default."""
+    """The values to try: powers of two around the default."""
     power = 256 if _THREADS.fullmatch(name) else 1 << max(default.bit_length() - 1, 0)
     factors = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4) if _THREADS.fullmatch(name) else (1 / 4, 1 / 2, 1, 2, 4)
     return tuple(sorted({default, *(int(power * f) for f in factors if power * f >= 1)})) if default else (0, 1)

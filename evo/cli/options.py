@@ -1,5 +1,4 @@
-"""Options that several commands share, how their text is read, and how they take signals. The only place that reads the
-environment."""
+"""Options that several commands share, the reading of their text, and signals. Only this module reads the environment."""
 
 import json
 import os
@@ -31,7 +30,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def check_seed(seed: int | None) -> int | None:
-    """A callback of --seed. Raises UsageError for a number that no database keeps or that generators reduce to another."""
+    """The seed. Raises UsageError for a number that no database keeps or that generators reduce to another."""
     if seed is not None and not 0 <= seed < 2**63:
         raise UsageError(f"--seed must be a whole number from 0 to {2**63 - 1}, got {seed}")
     return seed
@@ -45,16 +44,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for 
 CandidateName = Annotated[str, typer.Argument(help="A candidate's identifier or its beginning, or a run for its winner.")]
 RunName = Annotated[str, typer.Argument(help="A run's name, a unique beginning of it, or 'latest'.")]
 Seed = Annotated[
-    int | None, typer.Option("--seed", help="Draws the data; random if left out.", callback=check_seed)
+    int | None, typer.Option("--seed", help="Seed of the data; random if left out.", callback=check_seed)
 ]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the kernel.py that the database names, wherever it lies and whatever it holds.")
 ]
-TargetName = Annotated[str | None, typer.Option("--target", help="cuda or cpu; the best present if left out.")]
+TargetName = Annotated[str | None, typer.Option("--target", help="cuda or cpu; the best one here if left out.")]
 
 
 def cache_dir(db: str) -> Path:
-    """Where compiled candidates are kept: EVO_CACHE, else beside the database, else under runs/."""
+    """The folder of compiled candidates: EVO_CACHE, else one beside the database, else one under runs/."""
     if named := os.environ.get("EVO_CACHE"):
         return Path(named)
     return (database.locate(db).path or Path(DEFAULT_DB)).with_name("cache")
@@ -67,18 +66,18 @@ def command_line(db: str, *words: str) -> str:
 
 
 def lasting_db(db: str) -> str | None:
-    """The database as commands in a written page must name it: EVO_DB may differ where the page is read. None for the
+    """The database as commands in a written page must name it, since EVO_DB may differ where the page is read; None for the
     built-in default."""
     return db if db != DEFAULT_DB or os.environ.get("EVO_DB") not in (None, "", db) else None
 
 
 def draw_seed(seed: int | None) -> int:
-    """The seed given, else a random one."""
+    """The given seed, or else a random one."""
     return int.from_bytes(os.urandom(4)) if seed is None else seed
 
 
 def parse_duration(text: str, option: str = "--budget") -> float:
-    """Seconds of 90, 90s, 1.5m, 2h, 1d. Raises UsageError."""
+    """The seconds of a text such as 90, 90s, 1.5m, 2h or 1d. Raises UsageError."""
     found = _DURATION.fullmatch(text.strip())
     if not found:
         raise UsageError(f"{option} {text!r} is not a duration; write e.g. 60s, 10m or 2h")
@@ -86,7 +85,8 @@ def parse_duration(text: str, option: str = "--budget") -> float:
 
 
 def parse_values(texts: Iterable[str], space: Space, option: str) -> dict[str, Value]:
-    """NAME=VALUE pairs; each value is one of the parameter's. Raises UsageError, UnknownNameError or SpaceError."""
+    """The values of NAME=VALUE pairs, each of them one of the parameter's. Raises UsageError, UnknownNameError or
+    SpaceError."""
     values: dict[str, Value] = {}
     for text in texts:
         name, value = split_pair(text, option)
@@ -98,8 +98,8 @@ def parse_values(texts: Iterable[str], space: Space, option: str) -> dict[str, V
 
 
 def parse_point(text: str, space: Space, option: str) -> Point:
-    """The default with the values of NAME=VALUE,... Raises what `parse_values` raises, and UsageError for values that
-    have no effect. Whether it is legal is another question."""
+    """The default with the values of NAME=VALUE,..., which may be illegal. Raises what `parse_values` raises, and UsageError
+    for values that have no effect."""
     parts = [part for part in text.split(",") if part]
     values = parse_values(parts, space, option)
     if len(values) < len(parts):
@@ -111,7 +111,7 @@ def parse_point(text: str, space: Space, option: str) -> Point:
 
 
 def parse_legal(text: str, space: Space, option: str) -> Genome:
-    """As `parse_point`. Raises UsageError for a point that is not legal."""
+    """The genome of `parse_point`. Raises UsageError for a point that is not legal, too."""
     point = parse_point(text, space, option)
     if broken := space.violations(point):
         raise UsageError(f"{option} {text!r} is not legal here: {'; '.join(broken)}")
@@ -119,7 +119,7 @@ def parse_legal(text: str, space: Space, option: str) -> Genome:
 
 
 def split_pair(text: str, option: str) -> tuple[str, str]:
-    """NAME=VALUE as two texts. Raises UsageError."""
+    """The two texts of NAME=VALUE. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not (name and equals and value):
         raise UsageError(f"{option} {text!r} is not NAME=VALUE")
@@ -127,7 +127,7 @@ def split_pair(text: str, option: str) -> tuple[str, str]:
 
 
 def parse_sampler_options(texts: Iterable[str]) -> dict[str, object]:
-    """NAME=VALUE pairs; values are numbers where they can be read as such. The sampler checks names and values."""
+    """The options of NAME=VALUE pairs, as numbers where they can be read as such. The sampler checks names and values."""
     options: dict[str, object] = {}
     for text in texts:
         name, value = split_pair(text, "--sampler-option")
@@ -140,8 +140,8 @@ def parse_sampler_options(texts: Iterable[str]) -> dict[str, object]:
 
 @contextmanager
 def handling(numbers: Iterable[signal.Signals], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Has a handler take these signals inside. Outside of the main thread, where no handler can be installed, signals are
-    left alone; so is one that is ignored, as nohup has it."""
+    """Makes a handler take these signals inside. Ignored signals, as under nohup, stay ignored, and outside of the main
+    thread, where no handler can be installed, nothing is changed."""
     if threading.current_thread() is not threading.main_thread():
         numbers = ()
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
@@ -154,13 +154,13 @@ def handling(numbers: Iterable[signal.Signals], handler: Callable[[int, Any], No
 
 
 def make_console() -> Terminal:
-    """A console as wide as the terminal; in a file or pipe, wide enough that no table is folded."""
-    console = Terminal(markup=False, emoji=False)  # what is printed comes from databases and files, too
+    """A console as wide as the terminal; for a file or pipe, so wide that no table is folded."""
+    console = Terminal(markup=False, emoji=False)  # printed text comes from databases and files, too
     return console if console.is_terminal else Terminal(width=_FILE_WIDTH, markup=False, emoji=False)
 
 
 def answer(json: bool, record: _Record, show: Callable[[Terminal, _Record, *_More], None], *more: *_More) -> None:
-    """Prints a record: as JSON, or as `show` does."""
+    """Prints a record as JSON, or as `show` does. more: further arguments of `show`."""
     if json:
         print_json(record)
     else:
@@ -168,21 +168,20 @@ def answer(json: bool, record: _Record, show: Callable[[Terminal, _Record, *_Mor
 
 
 def print_json(record: Any, **more: Any) -> None:
-    """more: further keys beside those of the record. Indented for people; for programs without, which is much faster."""
+    """Prints a record as JSON, indented on a terminal. more: further keys."""
     indent = 2 if sys.stdout.isatty() else None
     typer.echo(json.dumps(_plain(record) | more if more else record, indent=indent, default=_plain))
 
 
 CONTRACT_KEYS = {"task": "island", "tasks": "islands", "max_in_flight": "window"}
-"""Keys of --json that scripts rely on, by the names of the records' fields."""
+"""Keys of --json that scripts rely on, by the name of a record's field where that is another."""
 
 
 def _plain(value: Any) -> Any:
-    """A record as a dict with the names that --json has."""
-    if type(value) is Timing:  # and not one that was recorded, of which everything is printed
+    """A record as a dict with the keys of --json. A class's PRINTED names properties that are printed, too."""
+    if type(value) is Timing:  # a recorded timing, which is a subclass, is printed with all fields
         return timing_record(value)
     if is_dataclass(value) and not isinstance(value, type):
-        # What is in it comes here in its turn. PRINTED: names of properties that are printed, too.
         record = vars(value) | {name: getattr(value, name) for name in getattr(value, "PRINTED", ())}
         return {CONTRACT_KEYS.get(name, name): part for name, part in record.items()}
     return str(value)

@@ -1,4 +1,4 @@
-"""evo query: a question in SQL."""
+"""evo query: a query in SQL."""
 
 import csv
 import io
@@ -24,9 +24,9 @@ class Format(StrEnum):
 
 def query(
     sql: Annotated[str, typer.Argument(help="One statement that only reads; - takes it from standard input.")],
-    limit: Annotated[int, typer.Option(help="Rows at most.", min=1, max=100_000_000)] = 1000,
-    timeout: Annotated[str, typer.Option(help="Time at most, e.g. 30s or 5m.")] = "30s",
-    format: Annotated[Format, typer.Option(help="How to print the rows.")] = Format.TABLE,
+    limit: Annotated[int, typer.Option(help="Largest number of rows.", min=1, max=100_000_000)] = 1000,
+    timeout: Annotated[str, typer.Option(help="Time limit, e.g. 30s or 5m.")] = "30s",
+    format: Annotated[Format, typer.Option(help="Form of the output.")] = Format.TABLE,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -42,11 +42,11 @@ def query(
     if format is Format.CSV:
         typer.echo(_csv(found), nl=False)
     elif not found.rows:
-        say("evo: no rows", err=True)  # a line of names alone looks like a row
+        say("evo: no rows", err=True)  # a line of headings alone would look like a row
     else:
         columns = zip(found.columns, zip(*found.rows, strict=True), strict=True)
         numbers = {name for name, column in columns if any(isinstance(value, int | float) for value in column)}
-        # Nothing is folded; on a terminal that is too narrow for that, the table is printed row by row.
+        # Nothing is folded; for a terminal that is too narrow, the table is printed row by row.
         table = make_table(*(f">{name}" if name in numbers else name for name in found.columns), fold=False)
         for row in found.rows:
             table.add_row(*map(cell, row))
@@ -56,7 +56,7 @@ def query(
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has: bytes as hexadecimal, no infinities."""
+    """A value as JSON can hold it: bytes as hexadecimal, infinities as words."""
     if isinstance(value, bytes | memoryview):
         return bytes(value).hex()
     if isinstance(value, float) and not math.isfinite(value):
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _csv(found: Selection) -> str:
-    """RFC 4180. On a terminal, what does not print is shown as its escape; a file gets it as it is."""
+    """The rows as CSV (RFC 4180). A terminal shows characters that do not print as escapes; a file gets them unchanged."""
     shown = visible if sys.stdout.isatty() else str
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Recorded candidates, found again by what a user calls them, as they are to be built anew."""
+"""Recorded candidates: finding them by the names that users give, and building them anew."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 
 def find_named(store: Store, name: str) -> RunSummary | CandidateRecord:
-    """The run whose name begins so, else the candidate whose identifier does.
-
-    Raises UnknownNameError, or StoreError for the beginning of several.
-    """
+    """The run whose name begins so, or else the candidate whose identifier does. Raises UnknownNameError, or StoreError for
+    the beginning of several."""
     with suppress(UnknownNameError):
         return find_run(store, name)
     try:
@@ -38,19 +36,19 @@ def find_named(store: Store, name: str) -> RunSummary | CandidateRecord:
     except UnknownNameError:
         if may_be_candidate(name):
             raise
-    known = [run.name for run in list_runs(store)]  # these can be misspelt
+    known = [run.name for run in list_runs(store)]  # the name may be a misspelt one of these
     raise UnknownNameError("run or candidate", name, known)
 
 
 def find_winners(store: Store, name: str, db: str) -> list[CandidateRecord]:
-    """The winners of the run of that name, one a workload, or the candidate. Raises as `find_named` does, and UsageError
-    for a run without a winner."""
+    """The winners of the named run, one a workload, or the named candidate. Raises as `find_named` does, and UsageError for
+    a run without a winner."""
     found = find_named(store, name)
     return [found] if isinstance(found, CandidateRecord) else read_winners(store, found, db)
 
 
 def read_winners(store: Store, run: RunSummary, db: str) -> list[CandidateRecord]:
-    """One for each workload that has a winner. Raises UsageError if none has."""
+    """The winner of each workload that has one. Raises UsageError if none has."""
     if winners := [task.winner for task in run.tasks if task.winner is not None]:
         return [read_candidate(store, winner) for winner in winners]
     best = [command_line(db, "show", short(task.best)) for task in run.tasks if task.best is not None]
@@ -60,8 +58,8 @@ def read_winners(store: Store, run: RunSummary, db: str) -> list[CandidateRecord
 
 
 def find_candidate(store: Store, name: str, db: str) -> CandidateRecord:
-    """The candidate of that name, or the only winner of the run. Raises as `find_winners` does, and UsageError for a run
-    of several winners."""
+    """The named candidate, or the only winner of the named run. Raises as `find_winners` does, and UsageError for a run of
+    several winners."""
     first, *others = find_winners(store, name, db)
     if others:
         several = ", ".join(f"{short(r.id)} for {r.workload}" for r in (first, *others))
@@ -70,13 +68,13 @@ def find_candidate(store: Store, name: str, db: str) -> CandidateRecord:
 
 
 def may_be_candidate(name: str) -> bool:
-    """Whether it is written as identifiers are."""
+    """Whether a name is written as identifiers are."""
     return bool(name) and set(name.lower()) <= set(string.hexdigits)
 
 
 def task_of(record: CandidateRecord, executor: Executor, seed: int) -> TaskExecutor:
-    """What builds, gates and times it, and candidates beside it."""
-    from evo.search.tasks import TaskExecutor  # most commands only look at what is recorded
+    """The executor that builds, gates and times a candidate, and others beside it."""
+    from evo.search.tasks import TaskExecutor  # most commands only read the database
 
     workload = workload_of(record)
     return TaskExecutor(
@@ -85,34 +83,34 @@ def task_of(record: CandidateRecord, executor: Executor, seed: int) -> TaskExecu
 
 
 def trusted(trust: bool, *kernels: str) -> None:
-    """With --trust, loads what a database calls its kernels: `recorded_kernel` then takes them for the user's own. Raises as
-    `load_kernel` does."""
+    """Loads what a database calls its kernels if --trust is given, so that `recorded_kernel` takes them for the user's own.
+    Raises as `load_kernel` does."""
     for kernel in dict.fromkeys(kernels) if trust else ():
         load_kernel(kernel)
 
 
 def look(trust: bool, *kernels: tuple[str, str]) -> None:
-    """As `trusted`, where the record can be shown without its kernel; kernels: each with the digest recorded. A line on
-    stderr says which one is not run."""
+    """Does what `trusted` does for a record that can be shown without its kernel; a line on stderr names a kernel that is
+    not run. kernels: each with the recorded digest."""
     for name, digest in dict.fromkeys(kernels):
         try:
             trusted(trust, name)
             recorded_kernel(name, digest)
         except EvoError as error:
-            if trust or type(error) is UsageError:  # others are as little here with --trust
+            if trust or type(error) is UsageError:  # a missing kernel is not worth a line
                 say(f"evo: {error}", err=True)
 
 
 def workload_of(record: CandidateRecord, digest: str | None = None) -> Workload:
-    """Options that its kernel has gained since have their defaults. digest: as of `recorded_kernel`. Raises UsageError for
-    what is no workload of the kernel: what a database calls a dtype would name files."""
+    """A candidate's workload; options that its kernel has gained since have their defaults. digest: see `recorded_kernel`.
+    Raises UsageError for what is no workload of the kernel, because a dtype out of a database would name files."""
     recorded = Workload.of(record.dims, record.dtype, record.options)
     return recorded_kernel(record.kernel, digest).workload(record.target, recorded.key)
 
 
 def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:
-    """Whether what a run recorded of kernel `name` is of this one: by the name of one that evo brings along or by a whole
-    path, whatever its files are now; or because they are what they were. A path from elsewhere can be any kernel's here."""
+    """Whether a run's recorded kernel `name` is this kernel: by the name of a kernel that comes with evo or by an absolute
+    path, whatever its files are now; else because the files are the same, as a relative path may be any kernel's here."""
     place = template_root() / name if name in kernel_names() else Path(name)
     if place.is_absolute() and place.resolve() == kernel.folder.resolve():
         return True
@@ -120,7 +118,7 @@ def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:
 
 
 def source_remarks(record: CandidateRecord, digest: str, db: str) -> list[str]:
-    """What is to be said where the source rendered now, of that digest, is not the recorded one; empty if it is."""
+    """Remarks if the source rendered now, which has that digest, is not the recorded one."""
     if record.build is None or digest in ("", record.build.source_digest):
         return []
     return [
@@ -130,12 +128,12 @@ def source_remarks(record: CandidateRecord, digest: str, db: str) -> list[str]:
 
 
 def drawn_case(last: Check) -> str:
-    """The case by which the last check of a verdict refused, where it is none of the kernel's own; else empty."""
+    """The random case by which the last check of a verdict refused; empty for one of the kernel's own."""
     return last.case if not last.passed and is_case_text(last.case) else ""
 
 
 def verdicts_of(recorded: CandidateRecord) -> Iterator[dict[str, Any]]:
-    """The recorded verdicts, round by round, each with what repeats it."""
+    """The recorded verdicts, round by round, each with the values that repeat it."""
     for (round_, stage), group in groupby(recorded.checks, lambda check: (check.round, check.stage)):
         checks = list(group)
         yield {
@@ -145,12 +143,12 @@ def verdicts_of(recorded: CandidateRecord) -> Iterator[dict[str, Any]]:
             "passed": sum(c.passed for c in checks),
             "seed": recorded.seeds[stage],
             "case": drawn_case(checks[-1]),
-            # Of the finals; one of the timed size comes with every gate.
+            # Only finals have random cases, beside the one of the timed size that every gate has.
             "random_cases": max(0, sum(is_case_text(c.case) for c in checks) - 1),
         }
 
 
 def again_line(db: str, candidate: str, seed: int, case: str = "", random_cases: int = 0) -> str:
-    """The command that repeats a verdict. random_cases: all that were run, unless one is named."""
+    """The command that repeats a verdict. random_cases: the number that were run, used unless `case` names one."""
     options = ("--case", case) if case else ("--cases", str(random_cases)) if random_cases else ()
     return command_line(db, "check", candidate, "--seed", str(seed), *options)

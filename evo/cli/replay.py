@@ -26,7 +26,7 @@ from threadpoolctl import threadpool_limits
 from evo.analysis.replay import Replay, Score, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, handling, make_console, parse_sampler_options, print_json
-from evo.cli.screen import LINE_EVERY_S
+from evo.cli.screen import LINE_EVERY_S, LineTimer
 from evo.cli.tables import figure, make_table, say
 from evo.errors import EvoError, UsageError
 from evo.lineage.database import check_folder
@@ -34,9 +34,9 @@ from evo.report.text import counted, duration
 from evo.search.samplers import find_sampler, sampler_names
 
 _ENOUGH = 12
-"""With so many repeats a score means something."""
+"""Least number of repeats with which a score means something."""
 _POINTS = 200
-"""The number of points of a curve that is drawn."""
+"""Number of points of a drawn curve."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that end the command, which then prints the scores that it has."""
 
@@ -44,13 +44,13 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 def replay(
     spaces: Annotated[list[Path], typer.Argument(help="Cache files of Kernel Tuner or T4 results, plain or gzipped.")],
     samplers: Annotated[str | None, typer.Option(help="Names, separated by commas; all if left out.")] = None,
-    repeats: Annotated[int, typer.Option(help="Of each sampler on each space, each from another default.", min=1)] = 25,
+    repeats: Annotated[int, typer.Option(help="Replays of a sampler on a space, each from another default.", min=1)] = 25,
     in_flight: Annotated[int, typer.Option(help="Proposals made before the first result is told.", min=1)] = 1,
     sampler_options: Annotated[
         list[str] | None, typer.Option("--sampler-option", help="SAMPLER.NAME=VALUE; repeat for more.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="A folder for figures: the score over the budget of each space.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes; one for each core if left out.", min=1)] = None,
+    plot: Annotated[Path | None, typer.Option(help="Folder for figures: the score over the budget of each space.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of processes; one a core if left out.", min=1)] = None,
     json: Json = False,
 ) -> None:
     """Score samplers on recorded search spaces: 0 is random search, 1 the best configuration at once."""
@@ -61,7 +61,7 @@ def replay(
     if plot is not None:
         check_folder(plot, "--plot")
     options = _by_sampler(parse_sampler_options(sampler_options or ()), names)
-    for path in spaces:  # refuses bad files and options before anything starts
+    for path in spaces:  # bad files and options are refused before anything starts
         space = read_space(path).space(random.Random(0))
         for name in names:
             find_sampler(name)(space, 0, options[name])
@@ -70,7 +70,7 @@ def replay(
     found: dict[tuple[Path, str], list[Replay]] = {}
     interrupted = False
     try:
-        with handling(_ENDING, _interrupt_once):  # until the processes have ended
+        with handling(_ENDING, _interrupt_once):
             for (path, name, *_), made in _replay_all(asked, jobs or os.cpu_count() or 1):
                 found.setdefault((path, name), []).append(made)
     except KeyboardInterrupt:
@@ -119,7 +119,7 @@ def _print(
 
 
 def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str, dict[str, object]]:
-    """Raises UsageError for an option of none of the samplers."""
+    """The options of each sampler. Raises UsageError for an option that names none of them."""
     found: dict[str, dict[str, object]] = {name: {} for name in names}
     for key, value in options.items():
         sampler, _, option = key.partition(".")
@@ -134,19 +134,18 @@ _Asked = tuple[Path, str, Mapping[str, object], int, int]
 
 
 def _interrupt_once(*_: object) -> NoReturn:
-    """Handles a signal; a second one at the same time does not keep the processes from being ended."""
+    """Handles a signal and ignores further ones, which would keep processes from being ended."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _replay_all(asked: Sequence[_Asked], jobs: int) -> Iterator[tuple[_Asked, Replay]]:
-    """Yields the replays as they are done, about in their order. A bar on a terminal shows how far that is, elsewhere a line
-    every few seconds, after a minute every minute. Raises EvoError where a process is killed; ends the processes, however it
-    ends."""
+    """Yields the replays as they are done, about in their order. Progress is a bar on a terminal, elsewhere a line every few
+    seconds, after a minute every minute. However it ends, it ends the processes. Raises EvoError if one is killed."""
     pool = ProcessPoolExecutor(min(jobs, len(asked)), multiprocessing.get_context("spawn"), initializer=_begin)
     console = Console(stderr=True)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # of the processes, too: ^C is for the command
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # processes inherit it: ^C is for the command
     try:
         futures = {pool.submit(replay_once, *one): one for one in asked}
         done: SimpleQueue[Future[Replay]] = SimpleQueue()  # an interrupt within `as_completed` leaves futures locked
@@ -171,23 +170,19 @@ def _replay_all(asked: Sequence[_Asked], jobs: int) -> Iterator[tuple[_Asked, Re
 
 
 def _told(done: SimpleQueue[Future[Replay]], total: int) -> Iterator[Future[Replay]]:
-    """Yields the futures as they are done, and says every few seconds how many are."""
-    began = told_s = time.monotonic()
-    number = 0
+    """Yields the futures as they are done, and prints every few seconds how many are."""
+    began, number, timer = time.monotonic(), 0, LineTimer()
     while number < total:
         with suppress(Empty):
             yield done.get(timeout=LINE_EVERY_S)
             number += 1
-        now = time.monotonic()
-        if now - told_s >= (LINE_EVERY_S if now - began < 60 else 12 * LINE_EVERY_S):
-            told_s = now
-            left = f", about {duration((now - began) * (total / number - 1))} left" if number else ""
+        if timer.is_due():
+            left = f", about {duration((time.monotonic() - began) * (total / number - 1))} left" if number else ""
             say(f"evo: {number} of {total} replays are done{left}", err=True)
 
 
 def _begin() -> None:
-    """Prepares a process. It imports numpy, and a library that is loaded later would take all cores; it ends with the
-    command."""
+    """Prepares a process: its libraries use one thread, and it ends with the command."""
     threadpool_limits(1)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -196,7 +191,7 @@ def _begin() -> None:
 
 def _draw(folder: Path, found: Mapping[tuple[Path, str], Sequence[Replay]]) -> list[str]:
     """Draws the curves of each space that has a score. Returns the files, without their suffixes."""
-    from evo.report.page import draw_curves, write_figure  # its library takes part of a second
+    from evo.report.page import draw_curves, write_figure  # the import takes a part of a second
 
     drawn = []
     for path in dict.fromkeys(path for path, _ in found if not read_space(path).unscored):

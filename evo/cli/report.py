@@ -19,14 +19,14 @@ from evo.lineage.database import locate
 from evo.lineage.store import Store
 
 _NICENESS = 10
-"""A search that runs at the same time needs the cores more."""
+"""Niceness of the server, since a search that runs at the same time needs the cores more."""
 
 
 def report(
     run: RunName,
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
     figures: Annotated[
-        Path | None, typer.Option(help="Also write each figure into this folder, as SVG and PNG.")
+        Path | None, typer.Option(help="Folder for each figure as SVG and PNG.")
     ] = None,
     trust: Trust = False,
     db: Db = DEFAULT_DB,
@@ -68,7 +68,7 @@ def report(
 
 
 def dashboard(
-    port: Annotated[int, typer.Option(help="Port to serve at; 0 for any that is free.")] = 8765,
+    port: Annotated[int, typer.Option(help="Port to serve at; 0 for a free one.")] = 8765,
     host: Annotated[
         str, typer.Option(help="Address to serve at. Everyone who can reach another address can read all.")
     ] = "127.0.0.1",
@@ -98,7 +98,7 @@ def dashboard(
             trials.start()
         _print_addresses(server_url(server), trials, optuna_app is not None, host, json=json)
         server.run()
-    except KeyboardInterrupt:  # the signal came between two steps; while it serves, the server handles it
+    except KeyboardInterrupt:  # while it serves, the server itself handles the signal
         pass
     finally:
         if trials is not None:

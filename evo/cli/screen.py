@@ -1,5 +1,5 @@
-"""What a search shows: while it runs a live screen on a terminal, plain lines elsewhere; at its end one record, printed as
-tables or as JSON."""
+"""The output of a search: while it runs a live screen on a terminal, plain lines elsewhere; at its end one record, printed
+as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ LINE_EVERY_S = 5.0
 ENDING = "ending when what is being timed is done, in 10 s at most; a second signal ends it at once"
 
 _REASON = 300
-"""Characters of a reason that are printed."""
+"""Largest number of characters of a reason that are printed."""
 
 LONG_S = 3.0
-"""A candidate that has been in flight for so long is named."""
+"""Seconds in flight after which a candidate is named."""
 
 _STAGES = {
     "asked": "at the cluster",
@@ -55,19 +55,27 @@ _STAGES = {
 }
 
 
-def _is_line_due(last: float, progress: Progress) -> bool:
-    return time.monotonic() - last >= (LINE_EVERY_S if progress.elapsed_s < 60 else 12 * LINE_EVERY_S)
+class LineTimer:
+    """Tells when the next line on progress is due: every five seconds, after a minute every minute."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        due = now - self._last >= (LINE_EVERY_S if now - self._began < 60 else 12 * LINE_EVERY_S)
+        self._last = now if due else self._last
+        return due
 
 
 class PlainLines(nullcontext[None]):
-    """A line whenever something better is found, and one every five seconds, after a minute every minute; nothing on a quiet
-    console."""
+    """Prints a line whenever something better is found, and one every five seconds, after a minute every minute; nothing on
+    a quiet console."""
 
     def __init__(self, console: Console, workloads: Sequence[str]) -> None:
         super().__init__()
         self._console, self._workloads = console, workloads
-        self._improvements = 0
-        self._last = time.monotonic()
+        self._improvements, self._timer = 0, LineTimer()
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -77,24 +85,22 @@ class PlainLines(nullcontext[None]):
         kept = {found.task: found for found in new if found.replayed}
         for found in new:
             if found.replayed and found is not kept[found.task]:
-                continue  # of what was found before the run was resumed, only the best is printed
+                continue  # only the best from before the run was resumed is printed
             workload = self._workloads[found.task]
             before = "kept from before: " if found.replayed else ""
             self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {_about(found)} PyTorch")
         self._improvements = len(progress.improvements)
-        if _is_line_due(self._last, progress):
-            self._last = time.monotonic()
+        if self._timer.is_due():
             waiting = _waiting(progress)
             self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}{waiting and f' | {waiting}'}")
 
 
 class JsonLog:
-    """Appends a line of JSON to a file for each thing that is said or found, and for how far the search is, as often as
-    `PlainLines` has it."""
+    """Appends a line of JSON to a file for each message and improvement, and for the progress, as often as `PlainLines`."""
 
     def __init__(self, path: Path, run: str, workloads: Sequence[str]) -> None:
         self._path, self._run, self._workloads = path, run, workloads
-        self._improvements, self._last, self._ending = 0, time.monotonic(), False
+        self._improvements, self._timer, self._ending = 0, LineTimer(), False
         self._write("begun")
 
     def end(self, text: str, outcome: Outcome | None) -> None:
@@ -109,7 +115,7 @@ class JsonLog:
 
     def _write(self, event: str, **more: Any) -> None:
         record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, "run": self._run, **more}
-        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # no reason to end a night
+        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # a full disk must not end a long search
             file.write(json.dumps(record) + "\n")
 
     def say(self, text: str) -> None:
@@ -123,8 +129,7 @@ class JsonLog:
             workload, gain = self._workloads[found.task], 1 / found.ratio
             self._write("better", elapsed_s=found.elapsed_s, workload=workload, order=found.order, speedup=gain)
         self._improvements = len(progress.improvements)
-        if _is_line_due(self._last, progress):
-            self._last = time.monotonic()
+        if self._timer.is_due():
             status = {str(status): count for status, count in progress.by_status.items()}
             self._write(
                 "progress",
@@ -138,8 +143,8 @@ class JsonLog:
 
 
 class LiveScreen:
-    """Best so far, rate, states, failures by kind, busy share, time left; drawn in place. It owns the terminal while it is
-    entered."""
+    """A screen, drawn in place, of the best so far, rate, states, failures by kind, busy share and time left. It owns the
+    terminal while it is entered."""
 
     def __init__(self, console: Console, title: str, workloads: Sequence[str], budget: Budget) -> None:
         self._console, self._title = console, title
@@ -193,19 +198,14 @@ class LiveScreen:
 
 
 class CheckLines:
-    """How far a check is, on stderr: a line every few seconds.
-
-    what: is counted, in the plural.
-    """
+    """Prints the progress of a check on stderr. what: the things that are counted, in the plural."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
-        self._last = time.monotonic()
+        self._what, self._timer = what, LineTimer()
 
     def __call__(self, done: int, count: int, work: InFlight | None, changes: Point) -> None:
-        if time.monotonic() - self._last < LINE_EVERY_S:
+        if not self._timer.is_due():
             return
-        self._last = time.monotonic()
         text = f"{done} of {count} {self._what} done"
         if work is not None and work.seconds >= LONG_S:
             values = " ".join(f"{k}={v}" for k, v in changes.items())
@@ -214,12 +214,12 @@ class CheckLines:
 
 
 def _about(found: Improvement) -> str:
-    """The speed-up, with the digits that a short race has: the best of many is partly the luckiest, and the finals tell."""
+    """A speed-up with two digits: the best of many short races is partly the luckiest, and the finals tell more."""
     return f"about {1 / found.ratio:.2g}x"
 
 
 def busy_share(progress: Progress) -> float:
-    """Share of the time since the first measurement in which the devices' processes worked, unfinished work included."""
+    """The share of the time since the first measurement in which the devices' processes worked, unfinished work included."""
     if progress.first_measured_s is None:
         return 0.0
     _, work = progress.waiting or (None, None)
@@ -242,7 +242,7 @@ def _incidents(counts: Mapping[str, int]) -> str:
 
 
 def _waiting(progress: Progress) -> str:
-    """The candidate that the search waits for; empty before that takes long. What it waits for before its time begins."""
+    """A sentence on the candidate that the search has waited for long, or on what it waits for before its time begins."""
     order, work = progress.waiting or (None, None)
     if not progress.begun and order is not None:
         return "the device and its data are being made ready, and the time of the budget has not begun"
@@ -250,7 +250,7 @@ def _waiting(progress: Progress) -> str:
 
 
 def told(work: InFlight) -> str:
-    """in the gate for 12 s; ended if there is no result within 18 s more"""
+    """The state of work in flight: "in the gate for 12 s; ended if there is no result within 18 s more"."""
     again = ", for the second time, in a fresh process" if work.again else ""
     left = "" if work.left_s is None else f"; ended if there is no result within {work.left_s:.0f} s more"
     return f"{_STAGES[work.stage]} for {work.seconds:.0f} s{again}{left}"
@@ -271,10 +271,10 @@ def _failures(progress: Progress) -> str:
 def outcome_record(
     outcome: Outcome, run: RunFinals, started: float, store: Store, resumed_from: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Everything that is printed, as plain data.
+    """The record of an ended search, as plain data.
 
-    run: the one that ended, as the database has it. started: when the command began, as time.time(). resumed_from: the
-    candidates and seconds that a run had when it was resumed; costs are those of what came after.
+    run: the run as the database has it. started: the time.time() at which the command began. resumed_from: the candidates
+    and seconds that a run had when it was resumed; costs are without these.
     """
     search, progress = outcome.search, outcome.search.progress
     before_search_s = max(0.0, search.started_unix - started)
@@ -310,12 +310,12 @@ def outcome_record(
 
 
 def _workload_record(outcome: Outcome, run: RunFinals, task: int, before_search_s: float, store: Store) -> dict[str, Any]:
-    """The finals of a task as `evo show RUN` has them, but with finalists as they ran in the race of all of them, also the
-    refused ones, and the winner as in the race that confirmed it. refused_most: the most frequent reason why a candidate
-    did not pass, where none did."""
+    """The record of a task's finals. Unlike that of `evo show RUN`, it has all finalists, also the refused, as they ran in
+    the race of all of them, and the winner as in the race that confirmed it. refused_most: the most frequent reason of
+    failures, where no candidate passed."""
     held, recorded = outcome.finals[task], run.finals[task]
     reasons = () if held.finalists else read_failures(store, run.name, task=task).reasons
-    known = {name: value for name, value in vars(recorded).items() if name != "task"}  # which its place in the list says
+    known = {name: value for name, value in vars(recorded).items() if name != "task"}  # the list is sorted by task
     return known | {
         "candidates": run.tasks[task].candidates,
         "refused_most": asdict(reasons[0]) if reasons else None,
@@ -330,8 +330,8 @@ def _workload_record(outcome: Outcome, run: RunFinals, task: int, before_search_
 
 
 def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str, dict[str, float]]:
-    """When the search first timed each speed-up. reached_s: in seconds from the start of this command; reached_before_s:
-    before the run was resumed, in seconds of searching."""
+    """The times at which the search first reached each speed-up. reached_s: seconds from the start of this command;
+    reached_before_s: seconds of searching, for those before the run was resumed."""
     reached, before = {}, {}
     known = [i for i in outcome.search.progress.improvements if i.task == task]
     for milestone in MILESTONES:
@@ -356,7 +356,7 @@ def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None
 
 
 def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, kernel: Kernel, db: str) -> None:
-    """The finals as `evo show RUN` prints them, and what the search cost."""
+    """Prints the finals as `evo show RUN` does, and what the search cost."""
     print_finals(console, run, db, all_finalists=False)
     for workload in record["workloads"]:
         if not workload["finalists"]:
@@ -371,8 +371,8 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
     console.say(f"{searched}: {statuses or 'none was finished'}; stopped: {record['stopped']}{incidents}")
     if record["incidents"].get("processes lost"):
         console.say(
-            "processes lost: workers that died, or took too long and were ended; new ones took their places, and what they"
-            " were at was tried again or is counted above as it ended",
+            "processes lost: workers that died, or took too long and were ended; new ones took their places, and their work"
+            " was tried again or is counted above as it ended",
             "dim",
         )
     if (since := record["since_resumed"]) is not None:
@@ -403,7 +403,7 @@ def _why_no_finalist(workload: dict[str, Any]) -> str:
 
 
 def unfinished(progress: Progress) -> dict[str, Any] | None:
-    """The candidate that an ended search was still waiting for, if it had waited long."""
+    """The candidate that an ended search was still waiting for; None if it had not waited long."""
     order, work = progress.waiting or (None, None)
     if work is None or work.seconds < LONG_S:
         return None
@@ -411,9 +411,9 @@ def unfinished(progress: Progress) -> dict[str, Any] | None:
 
 
 def evaluation_costs(progress: Progress) -> dict[str, dict[str, float] | None]:
-    """Where time goes, in milliseconds: building (several builders at once), and the parts of the device process's work.
+    """The milliseconds of building (several builders at once) and of the parts of the device process's work.
 
-    evaluation_ms: of a finished candidate on average, None if there is none; unfinished_ms: of all that have no result.
+    evaluation_ms: average over finished candidates, None if there are none; unfinished_ms: sum over those without a result.
     """
     number = progress.finished - progress.replayed
     whole, finished = _parts(progress.spent), _parts(progress.spent_on_finished)

@@ -1,4 +1,4 @@
-"""What commands that print share: tables, and how lines, figures and names are written in and beside them.
+"""Tables, lines, figures and names as all commands print them.
 
 Values come out of databases and files: nothing in them is markup, and none of them moves the cursor.
 """
@@ -23,16 +23,16 @@ from evo.problem.loading import recorded_kernel
 from evo.report.text import micro, micros, visible
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
-"""Columns that are never folded, however narrow a terminal is: what is in them is to be copied, or read at a glance."""
+"""Columns that are never folded, because their values are copied or read at a glance."""
 
 _FOLDED_WIDTH = 9
-"""The other columns are folded down to this width."""
+"""Least width of a folded column."""
 
 _DISTURBED = "! too busy: something slowed the device down while this was timed, and no speed-up of it is sure"
 
 
 def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
-    """The figure, with the mark that `say_disturbed` explains if it was disturbed, and another if it is unconfirmed."""
+    """A figure, with the mark that `say_disturbed` explains if it was disturbed, and another if it is unconfirmed."""
     return f"{figure}{' ?' if unconfirmed else ''}{' !' if disturbed else ''}"
 
 
@@ -42,17 +42,17 @@ def median(us: float | None, disturbed: bool) -> str:
 
 
 def unless_busy(gain: str, disturbed: bool) -> str:
-    """A speed-up or a gain; if it was disturbed, the mark that `say_disturbed` explains in place of the figure."""
+    """A speed-up or a gain; words and a mark in its place if it was disturbed."""
     return marked("too busy", disturbed) if disturbed else gain
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """A line on standard output or the standard error stream; what does not print in it is shown as its escape."""
+    """Prints a line on standard output or standard error; a character that does not print is shown as its escape."""
     typer.echo(visible(str(text), lines=True), err=err)
 
 
 def cell(value: Any) -> Text:
-    """Any value as it is to be read; "-" for None."""
+    """Any value as text; "-" for None."""
     if value is None:
         return Text("-")
     if isinstance(value, bytes):
@@ -77,13 +77,13 @@ def share(value: float | None) -> str:
 
 
 def change_text(change: Change) -> str:
-    """What changed, as "name: before -> after"."""
+    """A change as "name: before -> after"."""
     parts = (f"{name}: {'-' if a is None else a} -> {'-' if b is None else b}" for name, (a, b) in change.items())
     return visible(", ".join(parts)) or "none"
 
 
 def make_table(*headings: str, fold: bool = True) -> Table:
-    """An empty table. A column whose heading begins with > is aligned right. Without `fold` no column is ever folded."""
+    """An empty table. A column is aligned right if its heading begins with >. fold: whether columns may be folded."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for heading in headings:
         name = heading.removeprefix(">")
@@ -93,30 +93,29 @@ def make_table(*headings: str, fold: bool = True) -> Table:
 
 
 class Terminal(Console):
-    """Where a command prints. What it prints comes from databases and files, too: nothing in it is markup, and only rich
-    itself moves the cursor."""
+    """A console whose text comes from databases and files, too: nothing in it is markup, and only rich moves the cursor."""
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for part in super().render(renderable, options):
             yield part if part.control else Segment(visible(part.text, lines=True), part.style)
 
     def on_broken_pipe(self) -> None:
-        """Rich would end the process with exit code 1. Raises BrokenPipeError."""
+        """Raises BrokenPipeError, where rich would end the process with exit code 1."""
         raise BrokenPipeError
 
     def say(self, text: str, style: str = "", *, lines: bool = False) -> None:
-        """A line as wide as it is, in which nothing moves the cursor. lines: it may be several."""
+        """Prints an unfolded line in which nothing moves the cursor. lines: whether it may have line ends."""
         self.print(Text(visible(text, lines=lines), style=style), soft_wrap=True)
 
     def say_disturbed(self, *disturbed: bool) -> None:
-        """What the mark means, if it is on any of the figures."""
+        """Explains the mark of disturbed figures, if any figure is disturbed."""
         if any(disturbed):
             self.say(_DISTURBED, "bold red")
 
     def print_rows(self, rows: Iterable[Mapping[str, object]], styles: Sequence[str] = ()) -> None:
-        """A table of rows, each of which has a cell by heading, as `make_table` has them; nothing if there is no row.
+        """Prints rows of cells by heading (see `make_table`) as a table; without rows nothing.
 
-        Headings of one name differ in spaces at their ends. styles: of the rows.
+        Headings of one name differ in spaces at their ends. styles: a style for each row.
         """
         known = list(rows)
         if not known:
@@ -127,8 +126,8 @@ class Terminal(Console):
         self.print_table(table)
 
     def print_table(self, table: Table) -> None:
-        """The table, if it has rows. On a narrow terminal rich folds its columns; where even that is too wide, each field
-        gets a line, as in psql's expanded display. In a file nothing is folded."""
+        """Prints a table, if it has rows. On a narrow terminal rich folds its columns; where even that is too wide, each
+        field gets a line, as in psql's expanded display. In a file nothing is folded."""
         if not table.row_count:
             return
         natural = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
@@ -158,7 +157,7 @@ def speedup(ratio: float | None, noise: float | None = None, *, disturbed: bool 
 
 
 def time_cells(t: Timing | RelativeTime, noise: float | None = None) -> dict[str, object]:
-    """Of a table: a contender's time and its speed-up over the reference, each with its interval. noise: see `speedup`."""
+    """Cells of a contender's time and its speed-up over the reference, with intervals. noise: see `speedup`."""
     low, high = (sure_speedup(limit, t.disturbed) for limit in (t.ratio_high, t.ratio_low))
     return {
         ">median us": median(t.median_us, t.disturbed),
@@ -169,8 +168,8 @@ def time_cells(t: Timing | RelativeTime, noise: float | None = None) -> dict[str
 
 
 def short_workload(key: str, kernel: str, digest: str = "") -> str:
-    """Without the options that have their defaults, as far as the kernel is here to tell them. digest: of its files, as a
-    database has it."""
+    """A workload's key without options at their defaults, as far as the kernel is here to tell them. digest: the recorded
+    digest of the kernel's files."""
     usual = ""
     with suppress(EvoError):
         usual = Workload.of({}, "", recorded_kernel(kernel, digest).options).key
@@ -178,13 +177,13 @@ def short_workload(key: str, kernel: str, digest: str = "") -> str:
 
 
 def brief_workload(workload: Workload, kernel: Kernel) -> str:
-    """Sizes, dtype, and the options that have not their defaults: 4096x4096 float16 rstd eps=0.001."""
+    """A workload's sizes, dtype, and options other than the defaults: 4096x4096 float16 rstd eps=0.001."""
     options = [n if v is True else f"{n}={str(v).lower()}" for n, v in workload.options if v != kernel.options.get(n)]
     return " ".join([str(workload), *options])
 
 
 def timing_record(timing: Timing) -> dict[str, Any]:
-    """As it was measured: figures are rounded once, where they are printed."""
+    """A timing for --json, with figures as they were measured."""
     names = ("contender", "median_us", "low_us", "high_us", "disturbed")
     record = {name: getattr(timing, name) for name in names} | {"samples": len(timing.samples_us)}
     if timing.ratio and timing.ratio_low and timing.ratio_high:

@@ -30,18 +30,18 @@ _WIDTH = 120
 
 @dataclass(frozen=True, kw_only=True)
 class ExportItem:
-    """One winner: what to render and compile again, and its provenance."""
+    """One winner: its genome, which is rendered and compiled again, and its provenance."""
 
     workload: Workload
     genome: Genome
     candidate: str
-    """Public identifier."""
+    """The public identifier."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Provenance as plain JSON data: run, order, timings with intervals, checks passed, ancestry."""
     score: float = math.inf
-    """Its time over the reference's, in the search."""
+    """The ratio of its time to the reference's in the search."""
     alternatives: Iterable[ExportItem] = field(default=(), compare=False, repr=False)
-    """Other candidates for the same workload, best first: for architectures that this one cannot be built for."""
+    """Other candidates for the same workload, best first, for architectures that this one cannot be built for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +56,13 @@ class ExportRequest:
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The machine and the versions that they were measured with."""
     builds: tuple[str, ...] = ()
-    """Architectures to build for, where the format holds several; empty: `arch`, on which they were measured."""
+    """Architectures to build for, where the format holds several; if empty, `arch`, on which they were measured."""
     few: bool = False
-    """What is the same code for several workloads is one variant."""
+    """Whether equal code for several workloads is one variant."""
 
 
 Contents = tuple[Mapping[str, Any], dict[str, bytes]]
-"""Of an export: what its manifest tells beside format, version and digests; and the other files, by name."""
+"""The content of an export: what its manifest tells beside format, version and digests; and the other files, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +87,20 @@ class Exporter:
 
 
 def exporter_names() -> list[str]:
-    """As users type them: flashinfer-bench is the module flashinfer_bench."""
+    """The names of the formats as users type them: flashinfer-bench is the module flashinfer_bench."""
     return [name.replace("_", "-") for name in plugin_names(sys.modules[__name__])]
 
 
 def find_exporter(name: str) -> Exporter:
-    """Raises UnknownNameError."""
+    """The exporter of a format. Raises UnknownNameError."""
     if name not in exporter_names():
         raise UnknownNameError("export format", name, exporter_names())
     return cast(Exporter, find_plugin(sys.modules[__name__], "exporter", name.replace("-", "_")))
 
 
 def publish(out: Path, format: str, make: Callable[[], Contents]) -> list[Path]:
-    """Writes what `make` returns to a new folder next to `out`, which then replaces `out`: complete or not at all. The
-    files.
+    """Writes what `make` returns to a new folder next to `out`, which then replaces `out`, completely or not at all.
+    Returns the files.
 
     Raises UsageError if `out` is neither absent, nor empty, nor an earlier export of the same format, or cannot be written
     to; nothing is left then.
@@ -168,7 +168,8 @@ def sha256_of(data: str | bytes) -> str:
 
 
 def _lines(value: Any, depth: int, column: int = 0) -> str:
-    """JSON in which whatever fits on a line stands on one, and as much beside it as does, too. column: where it begins."""
+    """JSON text in which each value that fits on a line stands on one line, with as many beside it as fit. column: where it
+    begins."""
     flat = json.dumps(value)
     if not isinstance(value, dict | list) or column + len(flat) < _WIDTH:
         return flat
@@ -211,6 +212,6 @@ def check_replaceable(out: Path, format: str) -> None:
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
-    """Raises OSError, ValueError."""
+    """The manifest of an export. Raises OSError, ValueError."""
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     return manifest if isinstance(manifest, dict) else {}

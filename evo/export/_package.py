@@ -31,10 +31,10 @@ from evo.targets import Target, find_target
 from evo.targets.cpu import FLAGS, LIBRARIES
 
 _MOST_COMPILATIONS = 20
-"""Of candidates that are legal and do not compile: what is wrong is then not the candidate."""
+"""Largest number of legal candidates that do not compile; after so many the fault is not the candidate's."""
 _GPU = re.compile(r"(sm|compute)_(\d+)([af]?)")
 _WITHIN_ELSEWHERE = 0.1
-"""How much longer than the fastest one a variant may take that serves several workloads, where times are another
+"""Share by which a variant that serves several workloads may be slower than the fastest, where times are another
 architecture's."""
 _SLOWEST_ELSEWHERE = 1.5
 _SHARED = "a variant that serves several workloads is nearly as fast"
@@ -48,8 +48,8 @@ _PSABI = {
     "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe",
     "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
 }
-"""What each level adds, as Linux spells it and evo.runtime.cpu reports it. Source: x86-64 psABI, table "Micro-Architecture
-Levels"."""
+"""The instruction sets that each level adds, as Linux spells it and evo.runtime.cpu reports it. Source: x86-64 psABI, table
+"Micro-Architecture Levels"."""
 
 
 class _Built(NamedTuple):
@@ -62,13 +62,13 @@ class _Built(NamedTuple):
 
 
 def asked_of(target: str, archs: Sequence[str]) -> tuple[str, ...]:
-    """Returns the architectures that are a target's, each once: GPUs are called sm_XX or compute_XX, CPUs are not."""
+    """The architectures that are a target's, each once: GPUs are called sm_XX or compute_XX, CPUs are not."""
     return tuple(dict.fromkeys(a for a in archs if bool(_GPU.fullmatch(a)) == (target == "cuda")))
 
 
 def with_ptx(archs: Sequence[str]) -> tuple[str, ...]:
-    """Also PTX, for GPUs newer than these: of the lowest, so that whatever is at least as new as that runs something. Code
-    that uses a GPU's own instructions (sm_90a) has none that is newer."""
+    """Architectures with PTX for GPUs newer than these: PTX of the lowest, so that every GPU at least as new as that runs
+    something. Code that uses a GPU's own instructions (sm_90a) has no newer PTX."""
     found = [_GPU.fullmatch(arch) for arch in archs]
     plain = [int(m[2]) for m in found if m and m[1] == "sm" and not m[3]]
     if not plain or any(m and m[1] == "compute" for m in found):
@@ -77,9 +77,9 @@ def with_ptx(archs: Sequence[str]) -> tuple[str, ...]:
 
 
 def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The manifest; and the files by name: sources, binaries, local headers.
+    """The manifest, and the files by name: sources, binaries, local headers.
 
-    Of its `variants`, what was measured comes first, in the order of the items. `left_out`: workloads that a package has no
+    In its `variants`, measured ones come first, in the order of the items. `left_out`: workloads that a package has no
     place for (formats.toml), or for which nothing could be built for an architecture. Raises UsageError for no winner, for
     two of one workload, target and architecture, and where nothing at all can be exported for one of the architectures;
     TemplateError, CompileError, DeviceError.
@@ -101,7 +101,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
         if arch == part.arch:
             built: _Built | None = _Built(item, item.genome, source, _compile(target, source, arch))
         else:
-            there = (number, arch.partition("_")[2])  # PTX is as machine code of its number
+            there = (number, arch.partition("_")[2])  # PTX counts as machine code of its number
             if part.few and there not in few and there[1] != part.arch.partition("_")[2]:
                 few[there] = _few_elsewhere(kernel, target, part, arch)
             built, why = _build_elsewhere(kernel, target, item, arch, few.get(there, {}).get(item.workload, ()))
@@ -152,7 +152,7 @@ def _ties(kernel: Kernel, output: Argument) -> dict[str, Any]:
 
 
 def _fitting(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[list[ExportRequest], list[dict[str, str]]]:
-    """The requests without what a package has no place for, and what that is."""
+    """The requests without what a package has no place for, and what was left out."""
     table, fitting, left_out = all_tables(kernel).get("module", {}), [], []
     for part in parts:
         judged = [(item, unfit(table, item.workload)) for item in part.items]
@@ -167,8 +167,9 @@ def _left_out(item: ExportItem, part: ExportRequest, arch: str, why: str) -> dic
 
 
 def _wanted(parts: Sequence[ExportRequest]) -> Iterator[tuple[int, ExportItem, str]]:
-    """(part, item, architecture) of every build. For an architecture that several parts could be built for, the winner that
-    was measured on it, or else on code of its number (compute_89: sm_89), goes before the others of its workload."""
+    """Triples of part, item and architecture, one for each build. For an architecture that several parts could be built
+    for, the winner that was measured on it, or else on code of its number (compute_89: sm_89), goes before the others of
+    its workload."""
     pairs = [(n, arch) for n, part in enumerate(parts) for arch in part.builds or (part.arch,)]
 
     def place(pair: tuple[int, str]) -> tuple[bool, bool]:
@@ -185,7 +186,7 @@ def _wanted(parts: Sequence[ExportRequest]) -> Iterator[tuple[int, ExportItem, s
 
 
 def _source_as_measured(kernel: Kernel, part: ExportRequest, item: ExportItem) -> Source:
-    """Raises UsageError if another one is rendered today: what is recorded would not be true of it."""
+    """The source of an item. Raises UsageError if it is not the measured one, since the record would not be true of it."""
     source = render(kernel, part.target, item.genome, item.workload, part.arch)
     measured = item.record.get("source_digest")
     if measured is not None and measured != source.digest:
@@ -197,7 +198,7 @@ def _source_as_measured(kernel: Kernel, part: ExportRequest, item: ExportItem) -
 
 
 def _compile(target: Target, source: Source, arch: str) -> Binary:
-    """Raises CompileError."""
+    """The binary of a source. Raises CompileError."""
     with tempfile.TemporaryDirectory(prefix="evo-export-") as workdir:
         return target.compile(source, arch, Path(workdir))
 
@@ -205,8 +206,8 @@ def _compile(target: Target, source: Source, arch: str) -> Binary:
 def _few_elsewhere(
     kernel: Kernel, target: Target, part: ExportRequest, arch: str
 ) -> dict[Workload, Sequence[ExportItem]]:
-    """The candidates, by workload, that are to serve it on an architecture where nothing was measured: of few genomes that
-    were fast where it was, the fastest first."""
+    """The candidates that are to serve each workload on an architecture where nothing was measured, the fastest first: few
+    genomes that were fast where they were measured."""
     fast = {i.workload: list(_Elsewhere(kernel, target, i.workload, arch).fast(i)) for i in part.items}
     times = [{variant: c.score for c, variant in reversed(found)} for found in fast.values()]  # the least of each
     chosen = choose(times, within=_WITHIN_ELSEWHERE)
@@ -215,18 +216,18 @@ def _few_elsewhere(
 
 class _Elsewhere:
     """An architecture, for candidates that were measured on another. PTX is compiled from the text that machine code of its
-    number is. Raises DeviceError for an unknown one."""
+    number is. Raises DeviceError for an unknown architecture."""
 
     def __init__(self, kernel: Kernel, target: Target, workload: Workload, arch: str) -> None:
         self.arch = arch.replace("compute_", "sm_")
-        self.limits = target.limits(self.arch)  # of PTX: what every GPU has that may compile it
+        self.limits = target.limits(self.arch)  # PTX may use what every GPU has that may compile it
         self.space = kernel.space(target.name, workload, self.limits)
         self._stand_ins = kernel.inactive.get(target.name, {})
         self._plans: Callable[[Point], tuple[LaunchPlan, ...]] = lambda point: kernel.plans(target.name, point, workload)
 
     def point(self, genome: Genome) -> tuple[Point, list[str]]:
-        """The same kernel as a point of the space there, and what of it cannot be said there or is not legal. A parameter
-        that one of the two spaces has not is the value that templates read in its place."""
+        """The same kernel as a point of this architecture's space, and what of it cannot be expressed there or is not
+        legal. A parameter that one of the two spaces lacks has the value that templates read in its place."""
         known = {**self._stand_ins, **genome.parameters}
         point: Point = {}
         for parameter in self.space.parameters:
@@ -236,12 +237,11 @@ class _Elsewhere:
         plans = self._plans(genome.parameters)
         later = tuple(replace(plan, programmatic=False) for plan in plans)
         if len(unsaid) == 1 and self._plans(point) == later != plans:
-            unsaid = {}  # but for an early start it is the same kernel
+            unsaid = {}  # the kernel is the same but for an early start
         return point, [f"there is no {n}={v}" for n, v in unsaid.items()] or self.space.violations(point)
 
     def fast(self, item: ExportItem) -> Iterator[tuple[ExportItem, str]]:
-        """Of the item and its alternatives those that are legal there, but for the slowest; and the digest of each as it is
-        there."""
+        """The item and its alternatives that are legal there, but for the slowest, each with its digest there."""
         least = math.inf
         for candidate in chain([item], item.alternatives):
             if candidate.score > _SLOWEST_ELSEWHERE * least:
@@ -255,8 +255,8 @@ class _Elsewhere:
 def _build_elsewhere(
     kernel: Kernel, target: Target, item: ExportItem, arch: str, preferred: Sequence[ExportItem]
 ) -> tuple[_Built | None, str]:
-    """The first of the `preferred`, or else the item, or the best of its alternatives, for an architecture it was not
-    measured on; None if there is none. And why it is not the item; empty if it is.
+    """The candidate for an architecture that an item was not measured on: the first of the `preferred`, or else the item,
+    or the best of its alternatives; None if there is none. And why it is not the item; empty if it is.
 
     Raises DeviceError for an unknown architecture; TemplateError.
     """
@@ -287,7 +287,7 @@ def _build_elsewhere(
 
 
 def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:
-    """Options that are constants of a binary. A module chooses by them as it does by sizes: off is 0, on is 1."""
+    """Options that are constants of a binary. A module chooses by them as by sizes: off is 0, on is 1."""
     fixed = {name for names in kernel.compile_time_dims.values() for name in names}
     return [{"name": name, "low": 0, "high": 1} for name in kernel.options if name in fixed]
 
@@ -295,7 +295,7 @@ def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:
 def _variant_record(
     kernel: Kernel, target: Target, arch: str, built: _Built, before: Sequence[Mapping[str, Any]], *, measured_arch: str
 ) -> dict[str, Any]:
-    """What a build's record says, but for what was asked for. `before`: the records of those that were made before."""
+    """The record of a build, but for what was asked for. before: the records of earlier builds."""
     item, source, binary, measured = built.item, built.source, built.binary, arch == measured_arch
     workload, fixed = item.workload, kernel.compile_time_dims[target.name]
     compiled_in = [n for d, n in workload.dims if d in fixed]
@@ -375,7 +375,7 @@ def _plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload
 
 
 def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The one figure of a winner, out of its provenance: from its race with cold caches, beside the reference's median; in
+    """The one figure of a winner in its provenance: its time in its race with cold caches beside the reference's median, in
     six digits, which no clock gives. None without one."""
     cold, baselines = ([t for t in record.get(of, ()) if t["protocol"] != "hot"] for of in ("timings", "baselines"))
     own = next((t for t in cold if t["contender"] == "candidate" and t["ratio"] is not None), None)
@@ -388,7 +388,7 @@ def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def recipe(target: str, flags: Sequence[str]) -> dict[str, list[str]]:
-    """What the compiler is told beside the architecture."""
+    """The compiler's flags beside the architecture."""
     if target == "cpu":
         return {"flags": [*FLAGS, *flags], "libraries": list(LIBRARIES)}
     standard = () if any(f.startswith(("--std", "-std")) for f in flags) else ("--std=c++17",)
@@ -396,7 +396,7 @@ def recipe(target: str, flags: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _needed_features(arch: str, flags: Iterable[str]) -> list[str] | None:
-    """Instruction sets that code for -march=`arch` may use; None where that is not known: it is then built anew."""
+    """Instruction sets that code for -march=`arch` may use; None where that is not known, so that it is built anew."""
     if arch == "native":
         return sorted(cpu.features()) or None
     if arch not in _PSABI or any(f.startswith("-m") for f in flags):

@@ -68,7 +68,8 @@ def require_variant(key, *arguments):
 
 
 def _contents(request: ExportRequest) -> Contents:
-    """Raises UsageError for a kernel that formats.toml does not describe, and what `make_package` raises."""
+    """The content of an export. Raises UsageError for a kernel that formats.toml does not describe, and what `make_package`
+    raises."""
     kernel = load_kernel(request.kernel)
     table = format_table(kernel, _TABLE)
     groups: dict[str, list[ExportItem]] = {}
@@ -170,7 +171,7 @@ def _workload(table: _Json, definition: _Json, item: ExportItem) -> dict[str, An
 
 
 def _evaluation(request: ExportRequest, item: ExportItem) -> dict[str, Any] | None:
-    """What the search measured; None where nothing was recorded."""
+    """The search's measurement of a winner; None where nothing was recorded."""
     timing = timing_of(item.record)
     if timing is None or timing["torch_us"] is None:
         return None
@@ -205,7 +206,7 @@ class Taken:
     definition: str
     kernel: str
     workloads: tuple[str, ...]
-    """Their keys."""
+    """The keys of the workloads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +214,11 @@ class Refusal:
     definition: str
     reason: str
     workload: str = ""
-    """Its uuid, where the definition was taken and this workload was not."""
+    """The workload's uuid, where the definition was taken and this workload was not."""
 
 
 def import_workloads(path: Path, kernels: Iterable[Kernel], target: str) -> tuple[list[Taken], list[Refusal]]:
-    """What these kernels compute of a dataset on a target, and why the rest was left out.
+    """The definitions of a dataset that these kernels compute on a target, and why the rest is left out.
 
     Raises UsageError, which names the wrong file of the dataset and the place in it; KernelError.
     """
@@ -245,7 +246,7 @@ def import_workloads(path: Path, kernels: Iterable[Kernel], target: str) -> tupl
 
 
 def _read_dataset(path: Path) -> dict[str, tuple[_Json, list[_Json]]]:
-    """By name each definition and its workloads, as the files have them."""
+    """Each definition and its workloads by name, as the files have them."""
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder; name one that holds definitions/ and workloads/ of FlashInfer-Bench")
     found: dict[str, tuple[_Json, list[_Json]]] = {}
@@ -290,7 +291,7 @@ def _parse(text: str) -> dict[str, Any]:
 def _find_kernel(
     definition: _Json, tables: Iterable[tuple[Kernel, _Json]], target: str
 ) -> tuple[Kernel, Callable[[_Json], Workload]]:
-    """The kernel that computes a definition, and what `_match` returns. Raises UsageError."""
+    """The kernel that computes a definition, and the result of `_match`. Raises UsageError."""
     op_type, reasons = definition["op_type"], []
     for kernel, table in tables:
         if op_type in table.get("refuses", {}):
@@ -310,7 +311,7 @@ def _match(kernel: Kernel, accept: _Json, definition: _Json, target: str) -> Cal
     Raises UsageError unless the kernel computes the definition.
     """
     rest = dict(definition["inputs"])
-    axes: dict[str, tuple[str, ...]] = {}  # of each dimension those that it is the product of
+    axes: dict[str, tuple[str, ...]] = {}  # the dimensions that each is the product of
     optional: Mapping[str, str] = accept.get("optional", {})
     options: dict[str, Value] = dict(accept.get("options", {}))
     dtypes = set()
@@ -324,7 +325,7 @@ def _match(kernel: Kernel, accept: _Json, definition: _Json, target: str) -> Cal
             tensor = rest.pop(found)
             dtypes.add(tensor["dtype"])
             _bind(found, pattern, tensor["shape"], axes)
-    scalars = {}  # by option the input that gives it
+    scalars = {}  # the input that gives each option
     for option, names in accept.get("scalars", {}).items():
         given = next((n for n in rest if n.lower() in names and rest[n]["shape"] is None), None)
         if given is not None:
@@ -370,8 +371,8 @@ def _match(kernel: Kernel, accept: _Json, definition: _Json, target: str) -> Cal
 
 
 def _bind(name: str, pattern: list[str], shape: list[str] | None, axes: dict[str, tuple[str, ...]]) -> None:
-    """Adds to `axes` which axes each dimension of a pattern consists of; a leading one with a star takes all that the others
-    leave."""
+    """Adds to `axes` the axes that each dimension of a pattern consists of; a leading one with a star takes all that the
+    others leave."""
     shape = shape or []
     parts: list[tuple[str, ...]] = [(axis,) for axis in shape]
     more = len(parts) - len(pattern)
@@ -386,7 +387,7 @@ def _bind(name: str, pattern: list[str], shape: list[str] | None, axes: dict[str
 
 
 def _constants(accept: _Json, reference: object, scalars: Mapping[str, str]) -> dict[str, Value]:
-    """Options that the reference code sets to a number: eps = 1e-6, or f(..., eps=1e-6)."""
+    """The options that the reference code sets to a number, as in eps = 1e-6 or f(..., eps=1e-6)."""
     found: dict[str, Value] = {}
     for option, names in accept.get("constants", {}).items():
         number = rf"\b(?:{'|'.join(names)})\s*=\s*(\d*\.?\d+\.?(?:[eE][-+]?\d+)?)(?=\s*(?:[,)#\n]|$))"

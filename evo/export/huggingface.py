@@ -20,12 +20,12 @@ from evo.problem.loading import load_function, load_kernel
 from evo.runtime.statement import Function
 
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
-"""What kernels accepts as the name of a kernel."""
+"""Names that `kernels` accepts for a kernel."""
 
 
 def _contents(request: ExportRequest) -> Contents:
-    """Raises UsageError for a kernel without layers or a name that `kernels` does not take, and what `make_package`
-    raises."""
+    """The content of an export. Raises UsageError for a kernel without layers or a name that `kernels` does not take, and
+    what `make_package` raises."""
     kernel = load_kernel(request.kernel)
     function = load_function(kernel)
     table = _layers_of(function) if function is not None else format_table(kernel, "huggingface")
@@ -48,8 +48,8 @@ def _contents(request: ExportRequest) -> Contents:
 
 
 def _layers_of(function: Function) -> dict[str, str]:
-    """What table [huggingface] of formats.toml has, as it follows from a statement: a layer for each of its modules, else
-    one for the function itself, which `kernels` puts in the place of a function."""
+    """The table [huggingface] of formats.toml as it follows from a statement: a layer for each of its modules, else one for
+    the function itself, which `kernels` puts in the place of a function."""
     own = "".join(word.capitalize() for word in function.name.split("_"))
     layers = function.forwards or {own: (function.declared, f"{function.name}({function.passed})")}
     text = "".join(

@@ -70,7 +70,7 @@ def _advice(out: Path) -> list[str]:
 
 
 def remarks(out: Path) -> list[str]:
-    """What was requested and is missing or replaced in an export, with the reason, a sentence each."""
+    """Sentences on what was requested and is missing or replaced in an export, with the reasons."""
     manifest = read_manifest(out / MANIFEST)
     found = remarks(out / BACKWARD) if (out / BACKWARD / MANIFEST).is_file() else []
     for v in manifest["variants"]:
@@ -86,11 +86,11 @@ def remarks(out: Path) -> list[str]:
 
 
 def make_package(*parts: ExportRequest) -> Contents:
-    """The package, for other formats, too.
+    """Makes the package, also for other formats.
 
-    An item's record may hold `source_digest`, the digest of the source that was measured: if another one is rendered now it
-    is refused, because what is recorded would not be true of it. Raises UsageError for that, for a kernel without
-    function.py, for an architecture that nothing can be built for; TemplateError and CompileError.
+    An item's record may hold `source_digest`, the digest of the measured source. If another one is rendered now it is
+    refused, because the record would not be true of it. Raises UsageError for that, for a kernel without function.py, for
+    an architecture that nothing can be built for; TemplateError and CompileError.
     """
     kernel = load_kernel(parts[0].kernel)
     offered = _offered_by(kernel)
@@ -106,8 +106,8 @@ def make_package(*parts: ExportRequest) -> Contents:
 
 
 def with_backward(format: str, make: Callable[..., Contents]) -> Callable[..., Contents]:
-    """As `make`, also for requests of two kernels, one of which is the other's backward: a package within the package.
-    Raises UsageError for a backward whose forward does not give what it takes."""
+    """Makes the package as `make` does, also for requests of two kernels, one of which is the other's backward: a package
+    within the package. Raises UsageError for a backward whose forward does not give what it takes."""
 
     def contents(*parts: ExportRequest) -> Contents:
         kernels = {part.kernel: load_kernel(part.kernel) for part in parts}
@@ -146,8 +146,8 @@ _OF_POINT = ("candidate", "workload", "timing", "record")
 
 
 def _merged(variants: Sequence[dict[str, Any]], files: dict[str, bytes]) -> list[dict[str, Any]]:
-    """Each code once, with the further problems that it was the winner of as its `points`, and those that it could run where
-    their own winner was slower than PyTorch: that one is not kept. Files that are not needed any more are taken out of
+    """The variants with each code once: its `points` are the further problems that it won, and those that it could run
+    where their own winner was slower than PyTorch, which is not kept. Files that are not needed any more are taken out of
     `files`."""
     kept: list[dict[str, Any]] = []
     for v in sorted(variants, key=lambda v: bool(slower(v))):
@@ -182,8 +182,9 @@ def _importable_package(*parts: ExportRequest) -> Contents:
 
 
 def _offered_by(kernel: Kernel) -> dict[str, bytes]:
-    """What makes and judges the function that PyTorch code calls, files by name. Raises UsageError if the kernel has neither
-    a statement of it nor a frontend, which is not run; KernelError for what cannot be read, or does not fit the kernel."""
+    """The files by name that make and judge the function that PyTorch code calls. Raises UsageError if the kernel has
+    neither a statement of it nor a frontend, which is not run; KernelError for what cannot be read, or does not fit the
+    kernel."""
     stated, frontend = (kernel.folder / file for file in FUNCTION_FILES)
     if frontend.is_file():
         if not re.search(r"^__all__ = ", frontend.read_text(encoding="utf-8"), re.MULTILINE):
@@ -239,8 +240,8 @@ def _places_of(kernel: Kernel, name: str) -> list[Path]:
 
 
 def _shared_by(kernel: Kernel, frontend: str) -> dict[str, bytes]:
-    """What a frontend, in Python or C++, shares with others: by its text, what it imports from or includes of `_shared`,
-    which has to need nothing else of it. Raises KernelError for what is not there."""
+    """The files that a frontend, in Python or C++, shares with others: those that its text imports from or includes of
+    `_shared`, which must need nothing else of it. Raises KernelError for a missing file."""
     names = [f"_shared/{module}.py" for module in re.findall(r"^from \._shared\.(\w+) import ", frontend, re.MULTILINE)]
     names += re.findall(r'^#include "(_shared/[\w.]+)"', frontend, re.MULTILINE)
     found = {}
@@ -255,11 +256,11 @@ def _shared_by(kernel: Kernel, frontend: str) -> dict[str, bytes]:
 # -- sources for sizes that nothing was tuned for ---------------------------------------------------------------
 
 _REACH = 4
-"""A variant is compiled for sizes up to so many times smaller or larger than its own."""
+"""Largest factor between a variant's own size and the sizes that it is compiled for."""
 _PER_DOUBLING = 128
-"""So many sizes between one and its double are listed; all of them where there are fewer."""
+"""Largest number of sizes between one and its double that are listed."""
 _MOST_LISTED = 512
-"""Of a general source's sizes. Of a longer range, `_PROBES` are asked after."""
+"""Largest number of sizes of a general source that are asked for each; of a longer range, `_PROBES` are."""
 _PROBES = 64
 
 
@@ -273,7 +274,7 @@ def _add_fallbacks(kernel: Kernel, manifest: dict[str, Any], files: dict[str, by
     for target in map(find_target, dict.fromkeys(v["target"] for v in manifest["variants"])):
         variants = [v for v in manifest["variants"] if v["target"] == target.name]
         fixed = [d for d in kernel.dimensions if d.name in kernel.compile_time_dims[target.name]]
-        # Of machine code and PTX, one source is enough: it is compiled where it runs.
+        # One source is enough for machine code and PTX: it is compiled where it runs.
         machine_code = {v["workload"]["key"] for v in variants if v["arch"].startswith("sm_")}
         for v in variants:
             v["jit"] = None
@@ -324,8 +325,8 @@ class _Form:
             size = (size // step + 1) * step
 
     def described(self, sizes: Iterable[int]) -> dict[str, Any] | None:
-        """For the manifest: where in the source the size stands, and the sizes it may be, with their launches as far as they
-        are others than at its own. None if the source depends on the size in another way, or none is legal."""
+        """A record for the manifest: where in the source the size stands, and the sizes it may be, with the fields of their
+        launches that differ from its own. None if the source depends on the size in another way, or none is legal."""
         launches = {n: launch for n in sizes if (launch := self.launch(n)) is not None}
         blanks = self._blanks({self.own, min(launches), max(launches)}) if launches else None
         if blanks is None:
@@ -347,7 +348,7 @@ class _Form:
 
 
 class _Blank(jinja2.StrictUndefined):
-    """In the place of a size: a template may print it, and nothing else."""
+    """A stand-in for a size: a template may print it, and nothing else."""
 
     MARK = b"\0size\0"
 
@@ -378,8 +379,8 @@ def _general(
 
 
 def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any], Source]:
-    """As a variant's record, without a binary; and its source. `bare`: without a genome, which the row of the kernel's table
-    gives. Raises KernelError."""
+    """The record of a general source, like a variant's but without a binary; and the source. bare: without a genome, which
+    the row of the kernel's table gives. Raises KernelError."""
     kernel, target, workload, name = bare.kernel, bare.target, bare.workload, bare.dimension.name
     first, last, step = row["from"], row["to"], row.get("step", 1)
     where = f"kernel {kernel.name!r}, [module] general, for {name} from {first} to {last}"
@@ -417,7 +418,7 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def _space_of(kernel: Kernel, target: Target, workload: Workload, arch: str) -> Space | None:
-    """None where the kernel does not take the workload."""
+    """The search space of a workload; None where the kernel does not take it."""
     if kernel.validate(workload):
         return None
     try:
@@ -431,7 +432,7 @@ def _with_size(workload: Workload, name: str, size: int) -> Workload:
 
 
 _OF_RANGE: Mapping[str, Any] = {"step": 1, "launch": {}, "growth": {}}
-"""What a range has if it says nothing else. Its last size is then the first."""
+"""The fields of a range that states nothing else. Its last size is then the first."""
 
 
 def _as_ranges(launches: Mapping[int, Mapping[str, Any]], own: Mapping[str, Any]) -> list[dict[str, Any]]:

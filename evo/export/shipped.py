@@ -15,12 +15,14 @@ from evo.runtime.package import DIFFERENCES
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
 _OF_BINARY = ("binary", "same_code_as_measured")
 _LINES_A_STEP = 3
-"""Lines of difference that one diff more between a source and a whole file is worth: nobody reads a long chain of them."""
+"""Lines of difference by which a further diff between a source and a whole file must be shorter, because nobody reads a
+long chain of diffs."""
 
 
 def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Contents:
-    """Leaves out PTX (a source is compiled for newer GPUs, too), binaries, headers, and what the database tells better: of a
-    build that nobody measured it has no digest of the source."""
+    """The content of a shipped package: the manifest and the sources, without PTX (a source is compiled for newer GPUs,
+    too), binaries, headers, and what the database tells better. A build that nobody measured has no digest of the
+    source."""
     variants = []
     for v in (v for v in manifest["variants"] if not v["arch"].startswith("compute_")):
         left = (*_OF_BINARY, *(["source_digest"] if v["standing"] == "compiled" else []))
@@ -38,8 +40,8 @@ def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored(texts: Mapping[str, str]) -> dict[str, bytes]:
-    """Files that hold these sources: each whole, or in DIFFERENCES what it has otherwise than another one, if that is
-    shorter. A minimum spanning tree, by Prim."""
+    """Files that hold these sources: each whole, or in DIFFERENCES its difference from another one, if that is shorter. A
+    minimum spanning tree, by Prim."""
     lines = {name: text.split("\n") for name, text in texts.items()}
     nearest = {name: (len(text), "") for name, text in lines.items()}
     depth, parents = {"": -1}, dict[str, str]()

@@ -30,11 +30,12 @@ _INVALIDITY = {
     Status.WRONG: "correctness",
     Status.IMPOSSIBLE: "correctness",
 }
-"""All others are "runtime". T4 has timeout, compile, runtime, correctness, constraints and correct."""
+"""Kinds of failures by status; all others are "runtime". T4 has timeout, compile, runtime, correctness, constraints and
+correct."""
 
 
 def _contents(run: StoredRun, evaluations: Sequence[StoredEvaluation]) -> Contents:
-    """Raises UsageError for a run without candidates."""
+    """The content of an export. Raises UsageError for a run without candidates."""
     if not evaluations:
         raise UsageError(f"run {run.name!r} has no candidates yet: there is nothing to export")
     own = {e.candidate.order: e for e in evaluations}
@@ -73,7 +74,7 @@ def _metadata(run: StoredRun, workload: str) -> dict[str, Any]:
 def _result(run: StoredRun, stored: StoredEvaluation, others: Mapping[int, StoredEvaluation]) -> dict[str, Any]:
     evaluation, proposal = stored.evaluation, stored.candidate.proposal
     invalidity = _INVALIDITY.get(evaluation.status, "runtime")
-    # Of a duplicate, the original's.
+    # A duplicate has the times of the original.
     timed = evaluation if evaluation.same_code_as is None else others[evaluation.same_code_as].evaluation
     timing = timed.timing()
     failed = "CompilationFailedConfig" if invalidity == "compile" else "RuntimeFailedConfig"  # as Kernel Tuner writes them

@@ -1,6 +1,6 @@
 """The lineage: every candidate of every run, with its parents, its build, its checks and its times.
 
-This module holds what a search hands over and gets back: plain and frozen. `evo.lineage.store.Store` is the database;
+This module has the frozen records that a search stores and gets back. `evo.lineage.store.Store` is the database, and
 `evo.analysis` asks it.
 """
 
@@ -13,7 +13,7 @@ from evo.evaluation import Candidate, Evaluation
 from evo.problem.kernel import Workload
 
 LATEST = "latest"
-"""Stands for the run created last wherever a run is named; no run may be called this."""
+"""Name that stands for the run created last; no run may be called this."""
 
 
 class RunStatus(StrEnum):
@@ -24,7 +24,7 @@ class RunStatus(StrEnum):
 
 
 class Stage(StrEnum):
-    """What a check or a timing belongs to: the cheap protocol of the search, or the finalists' paired one."""
+    """Part of a run that a check or a timing belongs to: the search, or its finals."""
 
     SEARCH = "search"
     FINAL = "final"
@@ -32,7 +32,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What a run was measured on and with. Nothing in it names the machine or its user."""
+    """The device and the versions that a run was measured with. Nothing in it names the machine or its user."""
 
     device: str
     arch: str
@@ -44,16 +44,16 @@ class Environment:
     python: str = ""
     evo: str = ""
     details: Mapping[str, object] = field(default_factory=dict)
-    """JSON-able; e.g. clocks and limits as the driver tells them."""
+    """Further values that JSON can hold, such as clocks and limits as the driver tells them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """How a run is set up: all that is needed, beside its evaluations, to continue it.
+    """The set-up of a run: all that is needed, beside its evaluations, to continue it.
 
     workloads: task i searches workloads[i].
     max_in_flight: candidates in flight at most before the sampler waits for the oldest.
-    options, budget: JSON-able.
+    options, budget: values that JSON can hold.
     name: None for a generated one, such as layernorm-20261121-3.
     """
 
@@ -72,10 +72,10 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A run as the database knows it. Times are ISO 8601 in UTC.
+    """A run as the database has it. Times are ISO 8601 in UTC.
 
-    id: the database's own number. uid: random, and the root of its candidates' public ids.
-    elapsed_s: seconds of searching recorded so far, over all the sessions of the run.
+    id: the database's own number. uid: a random text from which its candidates' public ids follow.
+    elapsed_s: seconds of searching recorded so far, those before a resume included.
     """
 
     id: int
@@ -91,10 +91,9 @@ class StoredRun:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredEvaluation:
-    """One recorded candidate, as a resumed search needs it.
+    """One recorded candidate, as a resumed search needs it: without source text and binary code.
 
-    `evaluation.build` has neither source text nor binary code (`evo.analysis.candidates` has both), but its
-    `binary.code_hash`. elapsed_s: the run's seconds of searching when it was recorded.
+    elapsed_s: the run's seconds of searching when it was recorded.
     """
 
     public_id: str
@@ -104,11 +103,11 @@ class StoredEvaluation:
 
 
 _FINAL_STEP = 7_919
-"""Finals draw their data with the seed of the search's gate plus this."""
+"""Difference between the seeds with which the finals and the search draw their data."""
 
 
 def gate_seeds(options: Mapping[str, Any], seed: int) -> dict[Stage, int]:
-    """What a run's data are drawn with, by stage: a verdict is replayed with `evo check CANDIDATE --seed` of these.
+    """The seed by stage with which a run's data are drawn; `evo check CANDIDATE --seed` repeats a verdict with it.
 
     options, seed: the run's own. A run whose options have no gate_seed draws its data with `seed`.
     """

@@ -1,5 +1,5 @@
-"""Where a lineage database is, how it is opened (SQLite by path or URL, PostgreSQL by URL), one sentence for everything
-that a driver can object to; whether a SQLite file that is open is still there; and copies of it, made while it is used."""
+"""The place of a lineage database: how it is opened (SQLite by path or URL, PostgreSQL by URL), one sentence for everything
+that a driver can object to, the file of an open SQLite database, and copies of it made while it is used."""
 
 import json
 import os
@@ -21,14 +21,15 @@ from evo.errors import EngineError, StoreError
 
 _BUSY_TIMEOUT_S = 10.0
 CACHED_BYTES = 16 << 20
-"""Bytes of pages that a writer caches: what is left of a file that another program overwrites."""
+"""Bytes of pages that a writer caches; they are all that is left of a file that another program overwrites."""
 _CONNECT_TIMEOUT_S = 10
-_SECRETS = frozenset({"password", "sslpassword"})  # options of libpq that a URL may carry after its '?'
+_SECRETS = frozenset({"password", "sslpassword"})
+"""Options of libpq that a URL may carry after its '?', and that are not shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """A database's address. `path` is the file of a SQLite one, None for a server."""
+    """A database's address. path: the file of a SQLite database; None for a server."""
 
     url: URL
     path: Path | None
@@ -38,14 +39,14 @@ class Location:
 
 
 def command_line(where: str | URL | None, *words: str) -> str:
-    """A command to be typed next, quoted for a shell. It names the database, without its password; None: it names none."""
+    """A command to be typed next, quoted for a shell. where: the database that it names, without a password; None: none."""
     return shlex.join(("evo", *words, *(("--db", shown(where)) if where is not None else ())))
 
 
 def locate(where: str | Path) -> Location:
-    """A path, sqlite:///path or postgresql://user@host/name as a location.
+    """The location that a path, sqlite:///path or postgresql://user@host/name names.
 
-    Raises StoreError for a URL that is none, or of a database that evo does not know.
+    Raises StoreError for another text or another kind of database.
     """
     if isinstance(where, Path) or "://" not in where:
         if not str(where):
@@ -56,10 +57,10 @@ def locate(where: str | Path) -> Location:
         return Location(url=URL.create("sqlite", database=str(path)), path=path)
     try:
         url = make_url(where)
-        if "@" in (url.host or ""):  # of a password that should have been escaped
+        if "@" in (url.host or ""):  # a part of a password that should have been escaped
             raise ValueError("@")
         backend, driver = url.get_backend_name(), url.get_driver_name()
-    except (exc.ArgumentError, exc.NoSuchModuleError, ValueError):  # whose words may hold a part of a password
+    except (exc.ArgumentError, exc.NoSuchModuleError, ValueError):  # these errors' texts may hold a part of a password
         raise StoreError(
             f"{_hidden(where)!r} is not a database URL; {_EXAMPLES}, with special characters of a name or password as"
             " %40 for '@'"
@@ -74,12 +75,12 @@ def locate(where: str | Path) -> Location:
 
 
 _EXAMPLES = "write a file, sqlite:///FILE or postgresql://USER@HOST/NAME"
-# A libpq connection string, or a URL with a slash too few: taken for a file it would be shown, password and all.
+# A libpq connection string, or a URL with a slash too few. Taken for a file, it would be shown with its password.
 _SERVER_WITHOUT_URL = re.compile(r"\bpassword\s*=|^postgres\w*(\+\w+)?:|^[a-z0-9+]+:[^@]*@")
 
 
 def shown(where: str | Path | URL) -> str:
-    """`where` as it may be printed and --db takes it: without the password that a URL may carry."""
+    """`where` without the password that a URL may carry: printable, and understood by --db."""
     if isinstance(where, URL):
         return str(where.database) if where.get_backend_name() == "sqlite" else _render(where)
     if isinstance(where, Path) or "://" not in where:
@@ -98,14 +99,14 @@ def _render(url: URL) -> str:
 
 
 def _hidden(text: str) -> str:
-    """`text`, which may be no URL, without the user and password that may stand before an @, and options."""
+    """`text`, which need not be a URL, without options and without the user and password before an @."""
     scheme, _, rest = text.partition("://")
     return f"{scheme}://{'***@' if '@' in rest else ''}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def check_folder(folder: Path, option: str = "--db", said: str = "") -> None:
-    """Raises StoreError if a folder is not there and cannot be made, or no file can be made in it; nothing is left there.
-    option: what names it. said: what cannot be done then, if that is not about the folder."""
+    """Raises StoreError if a folder is not there and cannot be made, or no file can be made in it; leaves nothing there.
+    option: the option that names it. said: the beginning of the error's text, if that is not about the folder."""
     try:
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         with tempfile.TemporaryFile(dir=there):
@@ -116,9 +117,9 @@ def check_folder(folder: Path, option: str = "--db", said: str = "") -> None:
 
 
 def connect(location: Location, *, write: bool) -> Engine:
-    """An engine for the database; a reading one cannot change anything.
+    """An engine for the database. An engine that only reads cannot change anything.
 
-    Raises StoreError where it can be seen at once that this is no database, or not one to be opened this way.
+    Raises StoreError for a place that cannot be a database, or cannot be opened this way.
     """
     if location.path is None:
         return _connect_server(location, write=write)
@@ -151,7 +152,7 @@ def connect(location: Location, *, write: bool) -> Engine:
         connection.execute("PRAGMA trusted_schema = OFF")  # somebody else's views call no function with side effects
         if write:
             connection.execute("PRAGMA journal_mode = WAL")
-            # In WAL a killed process loses nothing this way; a power cut at most the last few candidates.
+            # A killed process loses nothing this way, since the journal is a WAL; a power cut at most the last candidates.
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute(f"PRAGMA cache_size = -{CACHED_BYTES >> 10}")
@@ -167,9 +168,8 @@ def connect(location: Location, *, write: bool) -> Engine:
 
 
 def _connect_server(location: Location, *, write: bool) -> Engine:
-    # A host that drops packets would keep a command waiting for minutes, and compiling one of evo's queries (JIT) takes
-    # longer than the query.
-    # A connection whose other end has gone without a word is given up by both ends within a minute or two.
+    # A host that drops packets would keep a command waiting for minutes; a connection whose other end is gone is given up
+    # by both ends within a minute or two. Compiling one of evo's queries (JIT) takes longer than the query.
     usual = {
         "connect_timeout": _CONNECT_TIMEOUT_S,
         "options": "-c jit=off -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3",
@@ -186,7 +186,7 @@ def _connect_server(location: Location, *, write: bool) -> Engine:
             f"{location} needs the Python package 'psycopg' with the library libpq ({first_line(error)}); install them with:"
             " pip install 'evo-kernels[postgres]'"
         ) from error
-    except (exc.ArgumentError, TypeError) as error:  # a driver's word on the URL's options
+    except (exc.ArgumentError, TypeError) as error:  # the driver refuses an option of the URL
         raise StoreError(f"{location} cannot be opened: {first_line(error)}") from error
 
     if write:
@@ -198,8 +198,8 @@ def _connect_server(location: Location, *, write: bool) -> Engine:
 # NaN is not JSON, and PostgreSQL refuses it. The order of keys is kept: a workload's dimensions have one.
 _write_json = partial(json.dumps, allow_nan=False, separators=(",", ":"))
 
-# Primary result codes of SQLite (https://www.sqlite.org/rescode.html), the low byte of an extended one. What its own words
-# say as well has no sentence here.
+# Primary result codes of SQLite (https://www.sqlite.org/rescode.html), the low byte of an extended one, where SQLite's own
+# words do not say what to do.
 _DAMAGED = 11
 _BUSY = "is being written by another program; wait until it is done, or close it"
 _SQLITE = {
@@ -211,7 +211,7 @@ _SQLITE = {
     26: "is not a SQLite database; name another file with --db",
 }
 _NO_RIGHTS = "42501"
-"""SQLSTATE of PostgreSQL."""
+"""SQLSTATE with which PostgreSQL refuses what a user has no rights for."""
 
 
 class EmptyError(StoreError):
@@ -228,8 +228,8 @@ class LostFileError(StoreError):
 
 @contextmanager
 def translated(place: Location) -> Iterator[None]:
-    """Turns whatever the database objects to inside into a StoreError about `place`, or an EngineError where
-    only evo itself can be at fault."""
+    """Turns every error of the database inside into a StoreError about `place`, or into an EngineError where only evo
+    itself can be at fault."""
     try:
         yield
     except exc.DBAPIError as error:
@@ -272,37 +272,39 @@ def _explain(place: Location, error: BaseException, *, connected: bool) -> Store
 
 
 class WatchedFile:
-    """The file of a database that is open for writing: whether it is still what it was, which SQLite does not ask. It goes
-    on with the files that it has open, whatever becomes of their names.
+    """The file of a database that is open for writing. SQLite goes on with the files that it has open, whatever becomes of
+    their names; this object tells whether the file is still the same.
 
-    path: where the file is, without symbolic links.
+    path: the file without symbolic links.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self._file, self._log = _identity(self.path), self._find_log()
         self._was_writable = self._is_writable()
-        self._changed, self._begin = _change(self.path), _begin(self.path)
+        self._header = _read_header(self.path)
 
-    def note(self, run: str | None) -> None:
-        """To be called when the database has been written to. run: see `fault`, which finds what another program has written
-        meanwhile."""
-        now, begin = _change(self.path), _begin(self.path)
-        if run is None or begin == self._begin or _holds(self.path, run):
-            self._changed, self._begin = now, begin
+    def note(self, run: str | None) -> bool:
+        """Notes the file's header after the database was written to, unless another program has overwritten the file: then
+        False. run: the uid of a run that the file must hold.
+
+        Other programs may write, too; one that moves records from the log into the file moves the run, which is older.
+        """
+        header = _read_header(self.path)
+        if run is not None and header != self._header and not _holds(self.path, run):
+            return False
+        self._header = header
+        return True
 
     def fault(self, run: str | None) -> str:
-        """What has become of the file, if it must not be written to; else empty. run: the uid of a run that it holds."""
+        """Why the file must not be written to; empty if it may. run: the uid of a run that it must hold."""
         found = _identity(self.path)
         if found is None:
             return "was deleted or moved"
         if found != self._file:
             return "was replaced by another file"
-        if run is not None and self._changed != (now := _change(self.path)):
-            # Other programs may write, too. Whoever brings records into the file itself brings the run, which is older.
-            if self._begin != _begin(self.path) and not _holds(self.path, run):
-                return "was overwritten by another program"
-            self._changed = now
+        if not self.note(run):
+            return "was overwritten by another program"
         return READ_ONLY if self._was_writable and not self._is_writable() else ""
 
     def _is_writable(self) -> bool:
@@ -311,15 +313,15 @@ class WatchedFile:
         return False
 
     def has_lost_log(self) -> bool:
-        """Whether a file of the write-ahead log is not what it was: records in it are seen by nobody else, and are gone
-        with the process."""
+        """Whether a file of the write-ahead log was deleted or replaced: no other process sees its records, and they are
+        lost with this one."""
         found = self._find_log()
         lost = any(was is not None and found[name] != was for name, was in self._log.items())
         self._log |= {name: now for name, now in found.items() if self._log[name] is None}
         return lost
 
     def remove_log(self) -> None:
-        """Deletes what is left of the write-ahead log, which SQLite would take for that of another file of this name."""
+        """Deletes what is left of the write-ahead log, which SQLite would apply to another file of this name."""
         for name, was in self._find_log().items():
             if was is not None and was == self._log[name]:
                 self.path.with_name(name).unlink(missing_ok=True)
@@ -333,7 +335,7 @@ READ_ONLY = "was made read-only"
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Identity of a file; None if there is none."""
+    """Device and inode of a file; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -341,16 +343,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _change(path: Path) -> tuple[int, int]:
-    """Differs when a file has been written to."""
-    with suppress(OSError):
-        found = path.stat()
-        return found.st_mtime_ns, found.st_size
-    return 0, 0
-
-
-def _begin(path: Path) -> bytes:
-    """A file's header, which has a counter of changes."""
+def _read_header(path: Path) -> bytes:
+    """The header of a SQLite file, which has a counter of changes."""
     with suppress(OSError), path.open("rb") as file:
         return file.read(100)
     return b""
@@ -366,8 +360,8 @@ def _holds(path: Path, run: str) -> bool:
 
 
 def rescue(path: Path, source: sqlite3.Connection) -> Path | None:
-    """Writes what a connection still has of a file that is lost to a new one, beside it or else where there is room, and
-    returns where. None if that is nowhere possible."""
+    """Writes what a connection still has of a lost file into a new file, beside it or where else there is room. Returns the
+    new file; None where none can be made."""
     for folder in (lambda: path.parent, tempfile.gettempdir, Path.home):
         with suppress(StoreError, OSError, RuntimeError, sqlite3.Error):  # no folder may be found, either
             out = Path(folder()) / f"{path.stem}.recovered-{_now()}{path.suffix}"
@@ -382,15 +376,15 @@ _BACKUP = ".backup-"
 
 
 def _now() -> str:
-    """In UTC, so that names sort by it."""
+    """The time in UTC, in a form that sorts."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
 
 
 def back_up(path: Path, out: Path | None = None) -> Path:
-    """Copies a database with SQLite's online backup, checks the copy, and returns where it is.
+    """Copies a database with SQLite's online backup, checks the copy, and returns its path.
 
-    out: the file to make, which must not be there yet; without it one beside the database, named by the time.
-    Raises StoreError, also for a database that is damaged, or sqlite3.Error.
+    out: the file to make, which must not exist yet; if left out, one beside the database, named by the time.
+    Raises StoreError, also for a damaged database, or sqlite3.Error.
     """
     out = out or path.with_name(f"{path.stem}{_BACKUP}{_now()}{path.suffix}")
     if out.exists():
@@ -403,7 +397,7 @@ def back_up(path: Path, out: Path | None = None) -> Path:
 
 
 def _copy(source: sqlite3.Connection, path: Path, out: Path) -> None:
-    """The copy appears under its name when it is complete. Raises StoreError, sqlite3.Error."""
+    """Makes a copy that appears under its name when it is complete. Raises StoreError, sqlite3.Error."""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
         os.close(handle)
@@ -424,13 +418,13 @@ def _copy(source: sqlite3.Connection, path: Path, out: Path) -> None:
 
 
 def newest_backup(path: Path) -> Path | None:
-    """The newest one that `back_up` has put beside a database."""
+    """The newest backup that `back_up` has put beside a database."""
     found = path.parent.glob(f"{escape(path.stem + _BACKUP)}*{path.suffix}")
     return max(found, key=lambda p: p.stem, default=None)
 
 
 def damage(path: Path) -> StoreError:
-    """What to do about a damaged file."""
+    """The error of a damaged file, with what to do about it."""
     backup = newest_backup(path)
     restore = f"its newest backup is {backup}" if backup else "there is no backup beside it"
     recover = f"sqlite3 {shlex.quote(str(path))} .recover | sqlite3 NEW.db"

@@ -1,4 +1,4 @@
-"""What in a database is not as evo records it: a database may be anybody's, and edited by hand."""
+"""Faults of a database: rows that are not as evo records them. A database may be anybody's, and edited by hand."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ RUN, TASK, ENVIRONMENT, CANDIDATE, ARTEFACT, TIMING = (
     _TABLES[name] for name in ("run", "task", "environment", "candidate", "artefact", "timing")
 )
 PARTS = tuple(_TABLES[name] for name in ("parentage", "build", "detail", "final"))
-"""Tables of what belongs to candidates; timings also belong to a run."""
+"""Tables of what belongs to candidates, but for timings, which belong to a run, too."""
 KEYS = {
     "candidate": ("id", "same_code_as_id"),
     "parentage": ("child_id", "parent_id"),
@@ -37,15 +37,15 @@ KEYS = {
     **dict.fromkeys(("build", "final", "timing"), ("candidate_id",)),
     "task": ("winner_id",),
 }
-"""The columns that hold keys of candidates, by table."""
+"""Columns that hold keys of candidates, by table; the first is the candidate that a row belongs to."""
 
 
 class Fault(Exception):
-    """A row of a run that is not as evo records it, and why."""
+    """A row that is not as evo records it; the text says which, and why."""
 
 
 def chunks(connection: Connection, table: Table, run_id: int) -> Iterator[list[Row]]:
-    """The rows of a run, each as evo records one. Raises Fault."""
+    """The rows of a run, checked, in lists. Raises Fault."""
     column = table.c["run_id" if table in (TASK, TIMING) else KEYS[table.name][0]]
     within = column == run_id if table in (TASK, TIMING) else column.between(*key_range(run_id))
     c = CANDIDATE.c
@@ -79,7 +79,7 @@ def read_rows(connection: Connection, table: Table, query: Any) -> Iterator[Row]
 
 
 def _name(table: Table, row: Row) -> str:
-    """The name of a row in a sentence: by its candidate, where it is of one."""
+    """The name of a row in a sentence, by its candidate where it belongs to one."""
     key = next((row[name] for name in KEYS.get(table.name, ())[:1] if row.get(name) is not None), None)
     if table is TASK:
         return f"task {row.get('number')}"
@@ -104,6 +104,7 @@ def check(table: Table, row: Row, name: str) -> None:
 
 
 def _wrong(column: Column[Any], value: Any) -> str:
+    """What is wrong with a column's value; empty if nothing is."""
     if value is None:
         return "" if column.nullable else "which must not be missing"
     several, numbers = isinstance(column.type, m.Numbers), value
@@ -127,7 +128,7 @@ def _wrong(column: Column[Any], value: Any) -> str:
 
 
 LIMITS = frozenset({"seconds", "evaluations", "patience"})
-"""What a run's budget may have, as `evo.search.loop.Budget` does."""
+"""Limits that a run's budget may have, as `evo.search.loop.Budget` has them."""
 _OPTIONS = {
     "sampler": dict,
     "fixed": dict,
@@ -141,20 +142,20 @@ _OPTIONS = {
 
 _INTERVALS = (("low_us", "median_us", "high_us"), ("ratio_low", "ratio", "ratio_high"))
 _SLACK = 0.01
-"""How far a median may be outside of its own interval, which is drawn at random."""
+"""Share by which a median may lie outside of its own interval, which is drawn at random."""
 _FAR = 10.0
 """Factor between a ratio and that of two medians which no disturbance of an honest race explains."""
 
 
 def _broken_rules(table: Table, row: Row) -> Iterator[str]:
-    """Holds a row to what `evo.evaluation` and `evo.lineage.write` do, beside the kind of its values."""
+    """Sentences on the rules of `evo.evaluation` and `evo.lineage.write` that a row breaks, beside the kinds of values."""
     known: frozenset[str] = frozenset(RunStatus if table is RUN else Status)
     if "status" in row and row["status"] not in known:
         yield f"has the unknown status {row['status']!r:.80}"
     if table is RUN:
         if not is_run_name(row["name"]):
             yield f"has the name {row['name']!r:.80}, which none may have"
-        # Targets and samplers may be of another version of evo, or of its plug-ins: what needs one says if it is not there.
+        # Targets and samplers may be of another version of evo, or of its plug-ins; where one is needed, it is asked for.
         if other := next((name for name in ("target", "sampler") if not is_run_name(row[name])), None):
             yield f"has the {other} {row[other]!r:.80}, which none may be called"
         if row["max_in_flight"] < 1:
@@ -189,7 +190,7 @@ def _broken_rules(table: Table, row: Row) -> Iterator[str]:
                 yield f"has a genome whose values are not all numbers and words: {row['genome']:.80}"
         if row["score"] is not None and (row["score"] == 0 or row["status"] not in PASSED):
             yield f"has the score {row['score']} with status {row['status']}"
-        # A candidate that was refused as another one of its code was has that one's status.
+        # A candidate that was refused like another one of its code has the status of that one.
         same = row["same_code_as_id"]
         if (same is None) if row["status"] == Status.SAME_CODE else (same is not None and row["status"] in PASSED):
             yield f"has status {row['status']}, and {'no' if same is None else 'a'} candidate of the same code"
@@ -208,7 +209,7 @@ def _broken_rules(table: Table, row: Row) -> Iterator[str]:
 
 
 def find_fault(connection: Connection) -> str:
-    """What in a database is not as evo records it, and where; empty if all is. Reads all of it."""
+    """The first fault of a database, and its place; empty if it has none. Reads the whole database."""
     where = ""
     try:
         for environment in read_rows(connection, ENVIRONMENT, select(ENVIRONMENT)):
@@ -237,8 +238,7 @@ def find_fault(connection: Connection) -> str:
 
 
 def explain(error: Exception, *locations: Location) -> StoreError | None:
-    """What to say in place of an error that evo alone could be at fault for, if one of these databases holds a row that is
-    not as evo records it."""
+    """The error to tell in place of an unexpected one, if one of these databases has a fault that may be its cause."""
     if isinstance(error, EvoError | OSError) and not isinstance(error, EngineError):
         return None
     for location in locations:
@@ -257,7 +257,7 @@ def explain(error: Exception, *locations: Location) -> StoreError | None:
 
 
 def refuse_dangling(connection: Connection, within: tuple[int, int]) -> None:
-    """Raises Fault for a row that refers to a candidate which is not there. within: keys of the run's candidates."""
+    """Raises Fault for a row that refers to a missing candidate. within: the first and last key of the run's candidates."""
     other = CANDIDATE.alias("other")
     for table in (CANDIDATE, *PARTS, TIMING):
         first, *others = (table.c[name] for name in KEYS[table.name])
@@ -269,8 +269,8 @@ def refuse_dangling(connection: Connection, within: tuple[int, int]) -> None:
 
 
 def prove_artefacts(connection: Connection, artefacts: list[Row]) -> None:
-    """Raises Fault unless each is what its digest says, and packed as `evo.lineage.write.Bases` does it: the base of none
-    has a base itself."""
+    """Raises Fault for an artefact whose content has another digest, or whose base has a base itself, which
+    `evo.lineage.write.Bases` never makes."""
     bases = {row["base_sha"] for row in artefacts} - {None}
     whole = select(ARTEFACT.c.sha256).where(ARTEFACT.c.base_sha.is_(None))
     lost = bases - {row.sha256 for row in rows_of(connection, whole, bases, ARTEFACT.c.sha256)}
@@ -288,7 +288,7 @@ def prove_artefacts(connection: Connection, artefacts: list[Row]) -> None:
 
 
 def prove(connection: Connection, run_id: int) -> None:
-    """Reads a run that has been copied as a search would that continues it. Raises Fault for what contradicts itself."""
+    """Reads a run as a search that continues it would. Raises Fault for what contradicts itself."""
     run = read_run(connection, run_id)
     tasks, within = len(run.spec.workloads), key_range(run_id)
     c, t, i, f = m.Candidate, m.Timing, m.Task, m.Final

@@ -1,7 +1,7 @@
-"""Which process writes to a database, and which runs have a living one.
+"""Liveness: which process writes to a database, and which runs have a process that lives.
 
 A SQLite file has one writer, which holds a lock file beside it. A PostgreSQL database has several, which agree by
-advisory locks. The system or the server frees either lock when the process that holds it is gone.
+advisory locks. The system or the server frees a lock when the process that holds it has ended.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from evo.lineage import models as m
 if TYPE_CHECKING:
     from evo.lineage.store import Store
 
-# Any numbers that other users of PostgreSQL's advisory locks will not take.
-_WRITERS = 0x65766F  # "evo"
-_RUNS = 0x65766F02  # the first of two numbers, the second being the run's id
+# Numbers of advisory locks that other programs are unlikely to take. A run's lock has its id as a second number.
+_WRITERS, _RUNS = 0x65766F, 0x65766F02
 _TRIES, _PAUSE_S = 10, 0.05
 
 _CLAIMED = text(
     "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND classid = :runs AND granted AND database ="
     " (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
-"""Keys of the runs of a server's database that a process holds."""
+"""Query of the ids of the runs in a server's database that some process holds."""
 
 GONE = "its process ended without saying why"
-"""Why a run stopped whose process could not tell."""
+"""Reason that is recorded for a run whose process ended without one."""
 
 
 def _is_server(connection: Connection) -> bool:
@@ -48,8 +47,8 @@ def _lock_path(database: Path) -> Path:
 class WriterLock:
     """The lock of the one writer of a SQLite file, held from construction to `release`.
 
-    Raises StoreError if another process holds it, or it cannot be made. The file stays when released:
-    deleting it would let two processes lock two files of one name.
+    Raises StoreError if another process holds it, or it cannot be made. The file stays after the release, because two
+    processes could lock two files of one name if it was deleted.
     """
 
     def __init__(self, database: Path) -> None:
@@ -67,7 +66,7 @@ class WriterLock:
             ) from error
         self._file.seek(0)
         holder = self._file.read().strip() or "unknown"
-        for _ in range(_TRIES):  # a reader may be looking whether it is held
+        for _ in range(_TRIES):  # a reader that checks the lock holds it for a moment
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -80,50 +79,48 @@ class WriterLock:
                 " or use --db FILE for a second one"
             )
         self._file.truncate(0)
-        print(os.getpid(), file=self._file, flush=True)  # for the other one's message
+        print(os.getpid(), file=self._file, flush=True)  # another writer names this process in its message
 
     def renew(self) -> None:
-        """Takes the lock again where something has deleted its file. Raises StoreError if another process has it by now."""
+        """Takes the lock again if its file was deleted. Raises StoreError if another process has it by now."""
         try:
             kept = os.path.samestat(_lock_path(self._database).stat(), os.fstat(self._file.fileno()))
-        except (OSError, ValueError):  # the latter where the lock was lost before
+        except (OSError, ValueError):  # ValueError where the lock was lost before
             kept = False
         if not kept:
             self._file.close()
             self._take()
 
     def release(self) -> None:
-        """Also for processes that were forked meanwhile, which have the file open too."""
+        """Frees the lock, although processes that were forked meanwhile have the file open, too."""
         if not self._file.closed:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
 
 
 def check_free(database: Path) -> None:
-    """Raises the StoreError of `WriterLock` if another process holds that, and makes none."""
+    """Raises the StoreError of `WriterLock` if another process holds the lock; makes no lock file."""
     if _lock_path(database).exists():
         WriterLock(database).release()
 
 
 def write_alone(connection: Connection) -> None:
-    """For a transaction that names a run, stores or deletes artefacts, or makes tables: until it ends, other such wait here.
-
-    Two must not find the same name free; and each could wait for an artefact that the other has stored, and be told of a
-    deadlock.
+    """Makes other transactions that call this wait until this one ends. It is called before a run is named, artefacts are
+    stored or deleted, or tables are made: two must not find the same name free, nor each wait for an artefact of the other.
     """
     if _is_server(connection):
         connection.execute(select(func.pg_advisory_xact_lock(_WRITERS)))
 
 
 class Claims:
-    """The runs that this process is searching, on a server. A connection of their own holds them: they end with the
-    process."""
+    """The runs of a server's database that this process searches. A connection of their own holds their locks, which so end
+    with the process."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._connection: Connection | None = None
         self._held: set[int] = set()
-        event.listen(engine, "invalidate", lambda *_: self._held.clear())  # when any connection is lost, that may be, too
+        event.listen(engine, "invalidate", lambda *_: self._held.clear())  # with one connection, this one may be lost, too
 
     def take(self, run: StoredRun) -> None:
         """Raises StoreError if another process searches the run."""
@@ -131,7 +128,7 @@ class Claims:
             return
         if self._connection is None:
             self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        for _ in range(_TRIES):  # another process may be looking whether the run is alive
+        for _ in range(_TRIES):  # another process may be checking whether the run is alive
             if self._connection.scalar(select(func.pg_try_advisory_lock(_RUNS, run.id))):
                 self._held.add(run.id)
                 return
@@ -143,17 +140,17 @@ class Claims:
 
     def release(self) -> None:
         if self._connection is not None:
-            self._connection.invalidate()  # closed and not pooled: a pooled one would keep its locks
+            self._connection.invalidate()  # back in the pool, it would keep its locks
             self._connection.close()
             self._connection = None
         self._held.clear()
 
 
 def release_dead_runs(connection: Connection) -> None:
-    """Records that runs with the status running whose process is gone are interrupted. For a writer."""
+    """Records runs with the status running whose process has ended as interrupted."""
     running = connection.scalars(select(m.Run.id).where(m.Run.status == RunStatus.RUNNING.value)).all()
     if _is_server(connection):
-        # Until this transaction ends no other process can claim a run that is found to have none.
+        # No other process can claim a run that is found to have none until this transaction ends.
         running = [key for key in running if connection.scalar(select(func.pg_try_advisory_xact_lock(_RUNS, key)))]
     if running:
         interrupted = {"status": RunStatus.INTERRUPTED.value, "stop_reason": GONE}
@@ -161,8 +158,8 @@ def release_dead_runs(connection: Connection) -> None:
 
 
 def gone(store: Store, connection: Connection, recorded: Mapping[int, str]) -> frozenset[int]:
-    """The keys of runs that are recorded as running and whose process is known to have ended. For readers, which cannot
-    record it as `release_dead_runs` does. recorded: the status of runs by their keys."""
+    """The ids of runs that are recorded as running, and whose process has ended. A reader asks this, because it cannot
+    record it as `release_dead_runs` does. recorded: the status of runs by id."""
     running = frozenset(key for key, status in recorded.items() if status == RunStatus.RUNNING)
     if not running:
         return running
@@ -172,13 +169,12 @@ def gone(store: Store, connection: Connection, recorded: Mapping[int, str]) -> f
 
 
 def _is_free(lock: Path) -> bool:
-    """Whether no process holds it. It is taken for that, for a moment and beside others that only look; a writer that
-    comes at that moment waits for it."""
+    """Whether no process holds a lock. The check shares the lock for a moment; a writer that comes then waits for it."""
     try:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return True
-    except OSError:  # held, or not to be looked at
+    except OSError:  # it is held, or cannot be read
         return False
     return True

@@ -1,5 +1,5 @@
-"""One database into another: runs by their uid, artefacts by their digest, keys as they fall out there. The other one may
-be anybody's: a run is taken only if all of it is as evo records one."""
+"""Merging one database into another. Runs are the same by their uid, artefacts by their digest; keys are made anew. The
+other database may be anybody's: a run is taken only if all of it is as evo records one."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,10 +35,9 @@ from evo.lineage.write import Row, insert_rows, known_artefacts
 
 @dataclass(kw_only=True)
 class Merged:
-    """Names of runs, as the receiving database has them.
+    """The result of a merge: names of runs in the receiving database, and numbers of what was copied.
 
-    renamed: what a run is called there, by the name it had, where that was taken.
-    unchanged: those that were there already, no less complete.
+    renamed: the new name by the old one, where that was taken. unchanged: runs that were there already, no less complete.
     """
 
     added: list[str] = field(default_factory=list)
@@ -50,10 +49,10 @@ class Merged:
 
 
 def merge(target: Store, source: Store) -> Merged:
-    """Adds the runs of `source` to `target`, in one transaction. A second time it changes nothing.
+    """Adds the runs of `source` to `target`, in one transaction. A second merge changes nothing.
 
-    A run that is in both is taken from whichever has more of it. Raises StoreError for one that went on in
-    different ways in the two, that is being searched, or that is not as evo records one, with the row and the reason.
+    A run that both have is taken from the one with more of it. Raises StoreError for a run that went on differently in the
+    two, that is being searched, or that is not as evo records one, with the row and the reason.
     """
     with source.reading() as theirs, target.transaction() as ours:
         write_alone(ours)
@@ -78,7 +77,7 @@ class _Merging:
         """The run that is being merged, in words."""
 
     def add(self, run: Row) -> None:
-        """run: its row in the source."""
+        """Takes a run over, or what the target lacks of it. run: its row in the source."""
         check(RUN, run, "the run")
         key = run.pop("id")
         if run["status"] == RunStatus.RUNNING:
@@ -123,7 +122,7 @@ class _Merging:
         return int(self._ours.execute(insert(table).returning(table.c.id), row).scalar_one())
 
     def _free_name(self, run: Row) -> str:
-        """Its own, or that with as many digits of its uid as it takes."""
+        """The run's own name, or that with as many digits of its uid as make it unique."""
         name, uid = str(run["name"]), str(run["uid"])
         names = (name, *(f"{name[: 63 - digits]}-{uid[:digits]}" for digits in range(4, len(uid) + 1)))
         free = next((other for other in names if self._key(RUN, "name", {"name": other}) is None), names[-1])
@@ -132,8 +131,9 @@ class _Merging:
         return free
 
     def _copy(self, key: int, new: int, orders: frozenset[int] | None) -> None:
-        """All that belongs to a run, by its keys there and here. orders: of the candidates that are here already, None for a
-        new run; what belongs to them is made anew, but a source that was pruned here stays so."""
+        """Copies all that belongs to a run. key, new: its ids in the source and in the target. orders: those of the
+        candidates that the target has, None for a new run; what belongs to them is copied anew, but a source that was
+        pruned in the target stays so."""
         shift, theirs = (new - key) * ORDERS_PER_RUN, key_range(key)
         refuse_dangling(self._theirs, theirs)
         tasks = [row | {"run_id": new} for rows in chunks(self._theirs, TASK, key) for row in rows]
@@ -154,7 +154,7 @@ class _Merging:
             self._insert(TIMING, [row | {"run_id": new} for row in rows], shift)
 
     def _erase(self, run_id: int, tasks: list[Row], shift: int) -> None:
-        """Takes away what belongs to a run's candidates, and gives its tasks the winners of the source."""
+        """Deletes what belongs to a run's candidates, and gives its tasks the winners of the source."""
         for table in PARTS:
             self._ours.execute(delete(table).where(table.c[KEYS[table.name][0]].between(*key_range(run_id))))
         self._ours.execute(delete(TIMING).where(TIMING.c.run_id == run_id))
@@ -164,7 +164,7 @@ class _Merging:
             self._ours.execute(update(TASK).where(*where), {"winner_id": winner})
 
     def _insert(self, table: Table, rows: list[Row], shift: int) -> None:
-        """Rows of the source, with the sources and code that they refer to."""
+        """Inserts rows of the source, with the artefacts that they refer to."""
         referred = (row.get("source_sha") or row.get("binary_sha") for row in rows)
         wanted = {digest for digest in referred if digest is not None}
         while lacking := wanted - known_artefacts(self._ours, wanted):
@@ -179,7 +179,7 @@ class _Merging:
 
 
 def _course(connection: Connection, run_id: int) -> set[tuple[Any, ...]]:
-    """The fields that identify the candidates of a run; the first is the order."""
+    """The candidates of a run, each by the fields that identify it; the first field is the order."""
     c = CANDIDATE.c
     query = select(c.order, c.genome, c.status, c.score, c.created).where(c.id.between(*key_range(run_id)))
     return {tuple(row) for row in connection.execute(query)}

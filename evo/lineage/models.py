@@ -1,8 +1,8 @@
-"""The tables and views. Portable types only: the same models and migrations serve SQLite and PostgreSQL.
+"""The tables and views, with portable types only: the same models and migrations serve SQLite and PostgreSQL.
 
-A candidate's key is `run_id * 2**32 + order` (held by a constraint): a parent's key follows from its order
-without a look-up, a run's candidates lie together, and no second index is needed for (run, order). In SQL
-written by hand, `order` is a word of the language: put it in double quotes.
+A candidate's key is `run_id * 2**32 + order` (a constraint holds it): a parent's key follows from its order without a
+look-up, a run's candidates lie together, and (run, order) needs no second index. In SQL written by hand, `order` is a
+keyword: put it in double quotes.
 """
 
 import hashlib
@@ -17,7 +17,8 @@ from evo.evaluation import PASSED
 
 ORDERS_PER_RUN = 2**32
 PUBLIC_ID_DIGITS = 16
-"""64 bits: among a million candidates, two share an id with a chance of 3e-8, and are refused if they do."""
+"""Length of public ids, which are so of 64 bits. Two of a million candidates share one with a chance of 3e-8, and are then
+refused."""
 
 
 def candidate_key(run_id: int, order: int) -> int:
@@ -33,12 +34,12 @@ def key_range(run_id: int) -> tuple[int, int]:
 
 
 def public_id(run_uid: str, order: int) -> str:
-    """What people call a candidate by: hexadecimal, the same for the same run and order."""
+    """The hexadecimal name by which people call a candidate; it follows from run and order."""
     return hashlib.sha256(f"{run_uid}:{order}".encode()).hexdigest()[:PUBLIC_ID_DIGITS]
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):
-    """An aware time, kept as UTC; SQLite, which has no time zones, gets it without one."""
+    """An aware time, stored as UTC; SQLite, which has no time zones, stores it without one."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -65,7 +66,7 @@ class Numbers(sa.TypeDecorator[tuple[float, ...]]):
         return None if value is None else tuple(value)
 
 
-# SQLite makes a column its row id, which needs no index of its own, only if the type reads INTEGER.
+# SQLite takes a column for its row id, which needs no index of its own, only if its type is INTEGER.
 Key = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 Digest = sa.String(64)
 JsonObject = dict[str, Any]
@@ -91,7 +92,7 @@ class Base(DeclarativeBase):
 
 
 class Environment(Base):
-    """What runs were measured on and with; equal environments are one row."""
+    """The device and versions that runs were measured with; equal environments are one row."""
 
     __tablename__ = "environment"
 
@@ -110,7 +111,7 @@ class Environment(Base):
 
 
 class Run(Base):
-    """One search: how it was set up, how far it came, why it stopped."""
+    """One search: its set-up, its progress, and why it stopped."""
 
     __tablename__ = "run"
     __table_args__ = (sa.CheckConstraint("status IN ('running', 'interrupted', 'finished', 'failed')", name="status"),)
@@ -137,9 +138,9 @@ class Run(Base):
 
 
 class Task(Base):
-    """One workload of a run, searched for itself. `number` is its place in the run, from 0.
+    """One workload of a run, with a search of its own. `number` is its place in the run, from 0.
 
-    `winner_id` is the key of one of its candidates; it is no foreign key, since candidates refer to their task by one.
+    `winner_id` is the key of one of its candidates. It is no foreign key, because candidates refer to their task by one.
     """
 
     __tablename__ = "task"
@@ -154,10 +155,10 @@ class Task(Base):
 
 
 class Artefact(Base):
-    """Text or code by the sha256 of its bytes, stored once, compressed with zlib. `size` is that before.
+    """Text or code, stored once by the sha256 of its bytes and compressed with zlib. `size`: bytes before that.
 
-    `base_sha` is of the artefact that is its preset dictionary, NULL where there is none. It is no foreign key, which would
-    need an index that only pruning has a use for.
+    `base_sha` names the artefact that is its preset dictionary, NULL where there is none. It is no foreign key, which would
+    need an index that only pruning would use.
     """
 
     __tablename__ = "artefact"
@@ -191,7 +192,7 @@ class Candidate(Base):
     task: Mapped[int]
     public_id: Mapped[str] = mapped_column(sa.String(PUBLIC_ID_DIGITS), unique=True)
     genome: Mapped[str]
-    # The index finds the candidates that refer to an artefact, before it is dropped.
+    # The index finds the candidates that refer to an artefact before it is deleted.
     source_sha: Mapped[str | None] = mapped_column(Digest, sa.ForeignKey("artefact.sha256"), index=True)
     operator: Mapped[str]
     status: Mapped[str]
@@ -206,7 +207,7 @@ class Candidate(Base):
 
 
 class Parentage(Base):
-    """The parents of a candidate; `position` orders them, the first being the main line."""
+    """A parent of a candidate. `position` orders a candidate's parents; the first is the main line."""
 
     __tablename__ = "parentage"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -218,7 +219,7 @@ class Parentage(Base):
 
 
 class Build(Base):
-    """The compilation of a candidate; what the compiler said of it is in its `Detail`."""
+    """The compilation of a candidate. What the compiler said is in its `Detail`."""
 
     __tablename__ = "build"
 
@@ -255,12 +256,12 @@ class Final(Base):
 
 
 class Detail(Base):
-    """A candidate's gate cases and what the compiler said, which are read with it and never searched for: `data` is JSON
+    """A candidate's gate cases and what the compiler said. They are read with it and never searched for: `data` is JSON
     compressed with zlib, a case in it the fields of `evo.evaluation.Check`. `round` is 0 for the search, else that of the
     final.
 
-    Candidates of a task are told in nearly the same words: the JSON of another one, `base_id`, of the same round is the
-    preset dictionary. That one's row has no base.
+    The candidates of a task say nearly the same. So the JSON of another one, `base_id`, of the same round is the preset
+    dictionary; that one's row has no base.
     """
 
     __tablename__ = "detail"
@@ -273,7 +274,7 @@ class Detail(Base):
 
 
 class Timing(Base):
-    """A contender's time for one workload. Baselines timed for themselves have no candidate."""
+    """A contender's time for one workload. A baseline that was timed beside no candidate has none."""
 
     __tablename__ = "timing"
     __table_args__ = (
@@ -304,21 +305,21 @@ class Timing(Base):
 
 
 def last_refusals(key: Any = Final.candidate_id) -> sa.ColumnElement[bool]:
-    """Of `Final`: it is the last one of its candidate, and refused it. key: the column that the candidate is known by."""
+    """Condition that a `Final` is the last one of its candidate, and refused it. key: the column of the candidate's key."""
     last = aliased(Final)
     newest = sa.select(sa.func.max(last.round)).where(last.candidate_id == key).correlate_except(last).scalar_subquery()
     return sa.and_(Final.status.not_in(PASSED), Final.round == newest)
 
 
 def unrefused() -> sa.ColumnElement[bool]:
-    """Of `Candidate`: no final has refused it. Asked of one candidate after the other: few finals are looked at where few
-    candidates are, and all of them never."""
+    """Condition that no final has refused a `Candidate`. It looks at the finals of each candidate by itself, and never at
+    all finals."""
     refused = sa.select(Final.candidate_id).where(Final.candidate_id == Candidate.id, last_refusals(Candidate.id))
     return ~refused.correlate(Candidate).exists()
 
 
 def leader_key() -> sa.ColumnElement[int | None]:
-    """Key of a task's winner, or else of its candidate with the lowest score that no final has refused."""
+    """Key of a task's winner, or else of the candidate with the lowest score that no final has refused."""
     lowest = (
         sa.select(Candidate.id)
         .where(Candidate.run_id == Task.run_id, Candidate.task == Task.number, Candidate.score.is_not(None), unrefused())
@@ -330,17 +331,16 @@ def leader_key() -> sa.ColumnElement[int | None]:
     return sa.func.coalesce(Task.winner_id, lowest)
 
 
-# The views: what a database shows to other programs that open it. Their names and columns are stable: columns
-# may be added at the end, and none is renamed or taken away. They are made anew with every version of the schema, so a
-# change here needs one, if without statements. `docs/database.md` describes them; the SQL is understood by SQLite,
-# PostgreSQL and DuckDB alike.
+# The views are what other programs read of a database (docs/database.md). Their names and columns are stable: columns may
+# be added at the end, and none is renamed or removed. They are made anew with every version of the schema, so a change here
+# needs a new version, if one without statements. SQLite, PostgreSQL and DuckDB understand the SQL alike.
 
 _LED = sa.select(Task.__table__, leader_key().label("leader_id")).compile(compile_kwargs={"literal_binds": True})
 
-# CROSS JOIN: SQLite then keeps to this order, and does not begin with every timing there is.
 VIEWS = {}
-"""By name, as the statement that makes it."""
+"""The statement that makes each view, by the view's name."""
 
+# CROSS JOIN makes SQLite keep to this order; else it may begin with every timing there is.
 VIEWS["v_best"] = f"""
 CREATE VIEW v_best AS
 SELECT

@@ -1,9 +1,8 @@
-"""Making a database smaller: dropping the sources, machine code and single samples of a run's candidates.
+"""Pruning: dropping the sources, machine code and single samples of a run's candidates.
 
-The candidates themselves always stay, with their genomes, parents, builds, checks and times: they are what a run is
-resumed from and its lineage shown from. Winners, finalists, the leader of each task, all their ancestors, and the
-originals of duplicate binaries among these keep everything. A stored text goes when nothing refers to it any more, nor is
-packed against it.
+The candidates themselves always stay, with their genomes, parents, builds, checks and times, from which a run is resumed
+and its lineage shown. Winners, finalists, the leader of each task, all their ancestors, and the originals of duplicate
+binaries among these keep everything. A stored text is deleted when nothing refers to it and nothing is packed against it.
 """
 
 from collections import Counter
@@ -28,7 +27,7 @@ _c, _b, _t, _p, _a = m.Candidate, m.Build, m.Timing, m.Parentage, m.Artefact
 
 
 class Part(StrEnum):
-    """What can be dropped."""
+    """Something of a candidate that can be dropped."""
 
     FAILED = "failed"
     """Sources and machine code of candidates that did not pass."""
@@ -37,23 +36,23 @@ class Part(StrEnum):
     BINARIES = "binaries"
     """Machine code of all candidates that are not kept."""
     SAMPLES = "samples"
-    """Single samples of the search's timings; medians and intervals stay. An interrupted run keeps them: what continues it
-    decides by them again."""
+    """Single samples of the search's timings; medians and intervals stay. An interrupted run keeps them, because its
+    continuation decides by them again."""
 
 
 _STORED: tuple[tuple[Part, Any, Any], ...] = (
     (Part.SOURCES, _c.id, _c.source_sha),
     (Part.BINARIES, _b.candidate_id, _b.binary_sha),
 )
-"""What is stored by its digest: the columns of the candidate's key and of the digest."""
+"""Parts that are stored by digest, with the columns of the candidate's key and of the digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What was dropped, or would be. kept: candidates of the chosen runs that keep everything.
+    """The number of things that were dropped, or would be. kept: candidates of the chosen runs that keep everything.
 
-    sources, binaries: the number of candidates that lose theirs; samples: the number of timings that do. artefacts: stored
-    texts and binaries that no candidate refers to any more. bytes: of those, and of the samples.
+    sources, binaries: candidates that lose theirs; samples: timings that lose theirs. artefacts: stored texts and binaries
+    that no candidate refers to any more. bytes: the size of these artefacts and of the samples.
     """
 
     runs: tuple[str, ...]
@@ -66,8 +65,8 @@ class Pruned:
 
 
 def chosen_runs(store: Store, names: Sequence[str], before: datetime | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the runs to prune (those named, or all last written to before a time), and of the runs among them that
-    are left alone because they are being searched.
+    """The names of the runs to prune (the named ones, or all last written to before a time), and of the runs among them
+    that are left alone because they are being searched.
 
     Raises UnknownNameError, and StoreError for a named run that is being searched.
     """
@@ -87,7 +86,7 @@ def chosen_runs(store: Store, names: Sequence[str], before: datetime | None) -> 
 
 
 def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool) -> Pruned:
-    """Drops parts of runs. dry: only finds out what would be dropped. Raises UnknownNameError."""
+    """Drops parts of runs. dry: only counts what would be dropped. Raises UnknownNameError."""
     wanted = frozenset(parts)
     kept = samples = size = 0
     lost: Counter[Part] = Counter()
@@ -147,8 +146,8 @@ def _spared(run_id: int) -> Select[int]:
 
 
 def _unneeded(connection: Connection, released: Counter[str]) -> tuple[list[str], int]:
-    """Digests and bytes of the artefacts that no other candidates refer to than those that lose them, and that no artefact
-    needs that stays. released: how many do, by digest."""
+    """Digests and total bytes of the artefacts that only candidates which lose them refer to, and that no remaining artefact
+    is packed against. released: the number of candidates that lose an artefact, by its digest."""
     packed = select(_a.base_sha, func.count()).where(_a.base_sha.is_not(None)).group_by(_a.base_sha)
     based = {digest: int(n) for digest, n in connection.execute(packed)} if released else {}
     gone: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Rows back into records: runs by their names, and a whole run's candidates in a few sorted passes."""
+"""Reading rows as records: runs by their names, and a whole run's candidates in a few sorted passes."""
 
 import json
 import zlib
@@ -26,7 +26,7 @@ _Record = TypeVar("_Record")
 
 
 def names_of(record: type[Any], *unstored: str) -> tuple[str, ...]:
-    """The fields of a record that columns of the same names hold."""
+    """The names of a record's fields that columns of the same names hold. unstored: the other fields."""
     return tuple(field.name for field in fields(record) if field.name not in unstored)
 
 
@@ -36,11 +36,8 @@ BINARY_NAMES = names_of(Binary, "code", "log", "triggers_dependents")
 
 
 def record_of(record: type[_Record], row: Any, **other: Any) -> _Record:
-    """From a row that has fields of the record among its columns. Times become ISO 8601 in UTC, and a column `genome` the
-    field `parameters`.
-
-    other: what the row does not have, and values instead of the row's.
-    """
+    """A record made of a row that has the record's fields among its columns. Times become ISO 8601 in UTC, and a column
+    `genome` the field `parameters`. other: fields that the row lacks, and values in place of the row's."""
     names = record.__dataclass_fields__  # type: ignore[attr-defined]
     values = {name: value for name, value in row._mapping.items() if name in names}
     for name, value in values.items():
@@ -52,7 +49,7 @@ def record_of(record: type[_Record], row: Any, **other: Any) -> _Record:
 
 
 def at_once(keys: Collection[_Key]) -> Iterator[list[_Key]]:
-    """The keys in their order, as many at a time as one query may name."""
+    """The keys in their order, in lists as long as one query may name."""
     left = iter(keys)
     while some := list(islice(left, _AT_ONCE)):
         yield some
@@ -65,9 +62,9 @@ def rows_of(connection: Connection, query: Any, keys: Collection[Any], column: A
 
 
 def resolve_run(connection: Connection, name: str) -> int:
-    """The id of the run of this name, or whose name alone begins so, or of the last one created for "latest".
+    """The id of the run of this name, of the only run whose name begins so, or of the run created last for "latest".
 
-    Raises UnknownNameError, StoreError for a prefix of several names, or UsageError for what is not a text at all.
+    Raises UnknownNameError, StoreError for a prefix of several names, or UsageError for a name that is not a text.
     """
     if not isinstance(name, str):
         raise UsageError(f"{name!r} is not the name of a run; give names one by one, as texts")
@@ -108,7 +105,7 @@ def read_run(connection: Connection, run_id: int) -> StoredRun:
 
 
 def unpack(data: bytes, base: bytes | None = None) -> bytes:
-    """What was compressed, with this preset dictionary. Raises EngineError for data that cannot be read."""
+    """The text that was compressed with this preset dictionary. Raises EngineError for data that cannot be read."""
     try:
         reader = zlib.decompressobj() if base is None else zlib.decompressobj(zdict=base)
         return reader.decompress(data) + reader.flush()
@@ -117,7 +114,7 @@ def unpack(data: bytes, base: bytes | None = None) -> bytes:
 
 
 def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str, bytes]:
-    """Stored sources and code by sha256; what is not kept is left out. Raises EngineError for data that cannot be read."""
+    """Stored sources and code by sha256, without those not kept. Raises EngineError for data that cannot be read."""
     a = m.Artefact
     rows = list(rows_of(connection, select(a.sha256, a.base_sha, a.data), digests, a.sha256))
     needed = {row.base_sha for row in rows if row.base_sha is not None}
@@ -127,8 +124,8 @@ def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str
 
 @dataclass(frozen=True, kw_only=True)
 class Detail:
-    """What a row of `models.Detail` holds. cases: of the gate, each with the fields of `Check` in their order. log: of the
-    build; remarks: of the compiler about the binary."""
+    """The content of a row of `models.Detail`. cases: the gate's cases, each with the fields of `Check` in their order. log:
+    the build's log; remarks: the compiler's words about the binary."""
 
     candidate_id: int
     round: int
@@ -146,7 +143,8 @@ class Detail:
 
 
 def read_details(connection: Connection, *where: Any) -> Iterator[Detail]:
-    """By candidate and round. where: conditions on `models.Detail`. Raises EngineError for data that cannot be read."""
+    """Details, sorted by candidate and round. where: conditions on `models.Detail`. Raises EngineError for data that cannot
+    be read."""
     d = m.Detail
     query = select(d.candidate_id, d.round, d.base_id, d.data).where(*where).order_by(d.candidate_id, d.round)
     rows = connection.execute(query).all()
@@ -161,7 +159,7 @@ def read_details(connection: Connection, *where: Any) -> Iterator[Detail]:
 
 
 def _build(row: Any, detail: Detail) -> Build:
-    """Without source text and code, which are artefacts."""
+    """The build of a row, without source text and code, which are artefacts."""
     status, binary = Status(row.status), None
     if status is Status.OK:
         binary = record_of(Binary, row, code=b"", log=detail.remarks)
@@ -169,7 +167,7 @@ def _build(row: Any, detail: Detail) -> Build:
 
 
 def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvaluation]:
-    """Every candidate of the run as it was added, by order, but without source text and binary code."""
+    """Every candidate of the run by order, as it was added but without source text and binary code."""
     c, p, b = m.Candidate, m.Parentage, m.Build
     first, last = m.key_range(run.id)
     parents: dict[int, list[Parent]] = defaultdict(list)

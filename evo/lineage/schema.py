@@ -1,4 +1,4 @@
-"""The schema's version: what is found in a database, and bringing an older one up to date."""
+"""The schema's version: which one a database has, and the migrations that bring an older one up to date."""
 
 import zlib
 from collections import defaultdict
@@ -17,7 +17,7 @@ _KEYS_AT_ONCE = 1000
 
 
 def _pack(connection: Connection) -> None:
-    """Puts gate cases and what compilers said, which had a table and columns of their own, into `detail`; packs sources."""
+    """Moves gate cases and compilers' logs, which had a table and columns of their own, into `detail`; packs sources."""
     on_sqlite = connection.dialect.name == "sqlite"
     key, data, end = ("INTEGER", "BLOB", " WITHOUT ROWID") if on_sqlite else ("BIGINT", "BYTEA", "")
     connection.exec_driver_sql(
@@ -42,7 +42,7 @@ def _pack(connection: Connection) -> None:
             found = connection.scalar(text("SELECT data FROM artefact WHERE sha256 = :sha256"), {"sha256": sha256})
             try:
                 source = zlib.decompress(found)
-            except zlib.error:  # a damaged one stays as it is, and is told where it is read
+            except zlib.error:  # a damaged source stays as it is; whoever reads it is told
                 continue
             base, packed = bases.pack(("source", run, task), source, sha256)
             if base is not None:
@@ -50,7 +50,7 @@ def _pack(connection: Connection) -> None:
 
 
 def _told(connection: Connection, first: int, last: int) -> dict[int, dict[int, Row]]:
-    """What `detail` tells of candidates, by key and round."""
+    """The content of `detail`, by the candidate's key and round."""
     found: dict[int, dict[int, Row]] = defaultdict(lambda: defaultdict(lambda: {"cases": []}))
     builds = f"SELECT candidate_id, status, log, binary_log FROM build WHERE candidate_id BETWEEN {first} AND {last}"
     for key, status, log, remarks in connection.execute(text(builds)):
@@ -73,11 +73,11 @@ MIGRATIONS: dict[str, tuple[str | Callable[[Connection], None], ...]] = {
         "ALTER TABLE candidate DROP COLUMN genome_digest",
     )
 }
-"""By version after the first, the statements and functions that bring a database of the version before up to it. SQLite and
-PostgreSQL understand them alike. The models say the same for a new one."""
+"""The statements and functions that bring a database up to each version after the first, from the version before it. SQLite
+and PostgreSQL understand them alike. The models say the same for a new database."""
 
 _FIRST = "0001"
-# alembic finds the version of a database under this name, should a change ever need it.
+# The table's name is the one that alembic uses.
 _VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 _OURS = frozenset({_VERSION.name, "run", "task", "candidate", "parentage"})
 
@@ -87,9 +87,9 @@ class OlderSchemaError(StoreError):
 
 
 def schema_of(connection: Connection, location: Location) -> str:
-    """The version of the tables in a database; "" in an empty one.
+    """The version of the tables in a database; "" for an empty database.
 
-    Raises StoreError if the tables are not evo's, or are of a version that is not known here.
+    Raises StoreError if the tables are not evo's, or are of an unknown version.
     """
     tables = set(inspect(connection).get_table_names())
     if not tables:
@@ -111,7 +111,7 @@ def schema_of(connection: Connection, location: Location) -> str:
 def prepare(engine: Engine, location: Location, *, write: bool) -> None:
     """Creates the tables, or brings them up to date, all in one transaction; an older file is backed up before.
 
-    Raises StoreError, also for what would have to be done and may only be read.
+    Raises StoreError, also for a database that only may be read and would have to be changed.
     """
     with engine.connect() as connection:
         found = schema_of(connection, location)

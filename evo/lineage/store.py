@@ -1,4 +1,4 @@
-"""Store: the lineage database, opened for writing by a search or for reading."""
+"""The lineage database, opened for writing by a search or for reading."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ from evo.lineage.schema import prepare, schema_of
 from evo.lineage.write import Bases, check_name, clean_text, insert_candidate, insert_final, insert_run, insert_timings
 
 OPENED: set[Location] = set()
-"""What the command that runs has opened."""
+"""Databases that the running command has opened."""
 
-_AWAY_S = 600.0
-_PAUSE_S = 1.0
+_AWAY_S, _PAUSE_S = 600.0, 1.0
+"""Seconds for which a writer waits for a lost server or a locked file, and between two tries."""
 _COUNT = select(func.count()).select_from(m.Candidate).where(m.Candidate.run_id == bindparam("counted"))
 _TOUCH = update(m.Run).where(m.Run.id == bindparam("touched"))
 
 
 class Store:
-    """A lineage database. Open with `Store.open`, close with `close` or `with`.
+    """A lineage database. Open it with `Store.open`, close it with `close` or `with`.
 
-    For one thread of one process; every method raises StoreError with one sentence where the database fails. path: the
-    file, None for a server. writes: it was opened for writing, and its file has not been lost for good.
+    One thread of one process may use it. Every method raises StoreError with one sentence where the database fails. path:
+    the file, None for a server. writes: it was opened for writing, and its file is not lost.
     """
 
     def __init__(
         self, engine: Engine, location: Location, closing: ExitStack, lock: WriterLock | None, *, writes: bool
     ) -> None:
-        """lock: of a file that is opened for writing."""
+        """lock: the lock of a file that is opened for writing; else None."""
         self._engine, self._location, self._closing, self._lock = engine, location, closing, lock
         self.path, self.writes = location.path, writes
         self._watched = WatchedFile(location.path) if lock is not None and location.path is not None else None
         self._run: StoredRun | None = None
         """The run that is being searched."""
         self._candidates = 0
-        """Number of its candidates in the database."""
+        """Number of that run's candidates in the database."""
         self.bases = Bases()
         self.connections_lost = 0
         self._open: Connection | None = None
@@ -87,7 +87,7 @@ class Store:
             closing.callback(engine.dispose)
             with translated(location):
                 prepare(engine, location, write=write)
-                if write:  # of a file this is the only writer
+                if write:  # a file has no other writer
                     with engine.begin() as connection:
                         release_dead_runs(connection)
             OPENED.add(location)
@@ -95,8 +95,8 @@ class Store:
 
     @classmethod
     def check_writable(cls, where: str | Path, name: str | None = None) -> None:
-        """Raises the StoreError of a database that a search could not open for writing, or that has a run of this name
-        already, as far as that can be seen without making or changing a database."""
+        """Raises the StoreError of a database that a search could not open for writing, or that has a run of this name, as
+        far as that shows without making or changing a database."""
         location = locate(where)
         if location.path is not None and not location.path.exists():
             check_folder(location.path.parent)
@@ -107,8 +107,7 @@ class Store:
 
     @staticmethod
     def _check(location: Location, name: str | None = None) -> None:
-        """Raises StoreError for a file that is not evo's, which stays as it is: it is opened for reading. name: no run may
-        have it."""
+        """Raises StoreError for a database that is not evo's, without a change to it. name: a name that no run may have."""
         engine = connect(location, write=False)
         try:
             with translated(location), engine.connect() as connection:
@@ -124,7 +123,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections, and lets the next writer in. Closing twice does nothing."""
+        """Closes the connections, and lets the next writer in. A second call does nothing."""
         self._closing.close()
 
     def __str__(self) -> str:
@@ -135,8 +134,8 @@ class Store:
         return command_line(self._location.url, *words)
 
     def vacuum(self) -> None:
-        """Makes a SQLite file as small as it can be, for which it needs as much room again meanwhile; on PostgreSQL, makes
-        free room inside its files usable for new records, while others work on."""
+        """Makes a SQLite file as small as it can be, which needs as much free room meanwhile. On PostgreSQL, free room
+        inside its files becomes usable for new records, while others work on."""
         if not self.writes:
             raise EngineError(f"{self} was opened for reading only")
         with translated(self._location), self._engine.connect() as connection:
@@ -150,7 +149,7 @@ class Store:
                     driver.execute(statement)
 
     def size(self) -> int:
-        """Bytes of the database as it lies on disk."""
+        """Bytes that the database takes on disk."""
         with self.reading() as connection:
             if self.path is None:
                 return int(connection.scalar(select(func.pg_database_size(func.current_database()))) or 0)
@@ -158,10 +157,10 @@ class Store:
             return self.path.stat().st_size + (wal.stat().st_size if wal.exists() else 0)
 
     def check(self) -> None:
-        """Looks whether the file of a database that is written to is still there; a hundred thousandth of a second.
+        """Checks that the file of a database that is written to is still there, in some hundred thousandths of a second.
 
-        Raises LostFileError, once, where it was deleted, moved, replaced or overwritten: what was recorded is in a file of
-        another name then, with which this object goes on; and where it was made read-only.
+        Raises LostFileError once where it was deleted, moved, replaced or overwritten: this object then goes on with a file
+        of another name, which has what was recorded. Raises it, too, where the file was made read-only.
         """
         watched, lock = self._watched, self._lock
         if watched is None or lock is None or self._open is not None:
@@ -169,7 +168,7 @@ class Store:
         if fault := watched.fault(self._run.uid if self._run is not None else None):
             raise self._lost(watched, fault)
         lock.renew()
-        if watched.has_lost_log():  # this connection has it still; the next one makes another
+        if watched.has_lost_log():  # this connection still has the log; the next one makes another
             with translated(self._location), self._engine.connect() as connection:
                 driver: Any = connection.connection.driver_connection
                 connection.rollback()
@@ -186,7 +185,7 @@ class Store:
         pooled = self._engine.raw_connection()
         source: Any = pooled.driver_connection
         out = rescue(watched.path, source)
-        # If it were closed, SQLite might write what it has into a file that is another's now. It ends with the process.
+        # A close could write into a file that is another program's now. The connection stays open until the process ends.
         pooled.detach()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(source))
         watched.remove_log()
@@ -207,8 +206,8 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for queries that see one state of the database, and everything recorded so far."""
-        if self._open is not None:  # what goes wrong here is explained where the transaction ends
+        """A connection for queries, which see one state of the database with everything recorded so far."""
+        if self._open is not None:  # an error is translated where the transaction ends
             yield self._open
             return
         self.check()
@@ -217,8 +216,8 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A connection that writes. Everything recorded inside is one transaction: all of it or, if anything fails, nothing;
-        inside another it is a part of that."""
+        """A connection that writes. Everything recorded inside is one transaction: if anything fails, nothing is recorded.
+        A transaction inside another one is a part of it."""
         if self._open is not None:
             yield self._open
             return
@@ -231,9 +230,9 @@ class Store:
                 yield connection
         except BaseException as error:
             self._open = None
-            self.bases.forget()  # what was recorded inside is gone
+            self.bases.forget()  # nothing of what was recorded inside is kept
             if isinstance(error, StoreError):
-                self.check()  # a file that is lost is the cause of whatever SQLite says
+                self.check()  # a lost file is the cause of whatever SQLite says
             raise
         finally:
             self._open = None
@@ -241,7 +240,7 @@ class Store:
                 self._watched.note(self._run.uid if self._run is not None else None)
 
     def create_run(self, spec: RunSpec, environment: Environment) -> StoredRun:
-        """Raises StoreError for a name that is taken or not legal."""
+        """Records a new run. Raises StoreError for a name that is taken or not legal."""
         with self.transaction() as connection:
             run = read_run(connection, insert_run(connection, spec, environment))
             self._claims.take(run)  # before another process can see it
@@ -249,7 +248,7 @@ class Store:
         return run
 
     def _begin(self, run: StoredRun) -> None:
-        """Takes note of the run that is searched, for the case that the file is lost."""
+        """Notes the run that is searched, for the case that the file is lost."""
         if self._watched is None or (self._run is not None and self._run.id == run.id):
             return
         with self.reading() as connection:
@@ -258,8 +257,8 @@ class Store:
         self._run = run
 
     def _read_all(self) -> None:
-        """Has the connection keep all of a small enough file in memory: should the file be lost, what was recorded is
-        written from there. With nothing in its log SQLite would ask the file whether that is still so."""
+        """Makes the connection keep all of a small enough file in memory, from where it is written if the file is lost. The
+        first statement puts something into the log: without that SQLite would ask the file again."""
         if self.size() < CACHED_BYTES:
             with self.transaction() as connection:
                 connection.exec_driver_sql("UPDATE run SET name = name WHERE id = (SELECT min(id) FROM run)")
@@ -267,17 +266,17 @@ class Store:
                 connection.exec_driver_sql("PRAGMA quick_check(1)")
 
     def run(self, name: str) -> StoredRun:
-        """By name, unique prefix or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
+        """The run of a name, a unique prefix or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
         with self.reading() as connection:
             return read_run(connection, resolve_run(connection, name))
 
     def add(self, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
         """Records a candidate with its parents, build, checks, timings, source and code, all or nothing.
 
-        Orders may come in any sequence; parents and `same_code_as` must be there before. Machine code is stored of a
-        candidate that is the fastest of its task when it is recorded, if the build's binary carries it; PTX of all.
-        Where the connection to a server is lost, it is made again, for up to ten minutes; another program that has the file
-        locked is waited for as long. Where the file is lost, the candidate is recorded with the others, elsewhere.
+        Orders may come in any sequence; parents and `same_code_as` must be recorded before. PTX is stored for every
+        candidate; machine code only for one that is the fastest of its task when it is recorded, if its build has it.
+        A lost connection to a server is made again, for up to ten minutes; a file that another program has locked is waited
+        for as long. Where the file is lost, the candidate is recorded with the others, elsewhere.
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
         lost_s = None
@@ -288,7 +287,7 @@ class Store:
                     state: dict[str, object] = {}
                     if lost_s is None or self._task_of(connection, run, candidate.order) is None:
                         insert_candidate(connection, self.bases, run, candidate, evaluation, elapsed_s=elapsed_s)
-                    if lost_s is not None:  # others may have found nobody who searches the run
+                    if lost_s is not None:  # others may have found that no process searches the run
                         state = {"status": RunStatus.RUNNING.value}
                     self._touch(connection, run, elapsed_s=elapsed_s, **state)
                 self._candidates += 1
@@ -306,22 +305,19 @@ class Store:
                     lost_s, self.connections_lost = time.monotonic(), self.connections_lost + (self.path is None)
                 if time.monotonic() - lost_s > _AWAY_S:
                     raise
-                self._claims.release()  # until the server knows that the old connection is gone, that one has the run
+                self._claims.release()  # the old connection holds the run until the server knows that it is gone
                 time.sleep(_PAUSE_S)
 
     def add_baselines(
         self, run: StoredRun, task: int, timings: Sequence[Timing], *, stage: Stage = Stage.SEARCH
     ) -> None:
-        """Records times of baselines that were not taken beside a candidate."""
+        """Records times of baselines that were timed beside no candidate."""
         if timings:
             with self.transaction() as connection:
                 insert_timings(connection, run, task, None, timings, stage, 0)
 
     def add_final(self, run: StoredRun, order: int, measurement: Evaluation, *, elapsed_s: float) -> None:
-        """Records a finalist's re-timing. A candidate may have several; the last counts.
-
-        Raises EngineError for an unknown candidate.
-        """
+        """Records a finalist's re-timing; the last of several counts. Raises EngineError for an unknown candidate."""
         with self.transaction() as connection:
             key, task = self._find(connection, run, order)
             insert_final(connection, self.bases, run, task, key, measurement)
@@ -332,7 +328,7 @@ class Store:
         self._claims.take(run)
 
     def set_winner(self, run: StoredRun, task: int, order: int | None) -> None:
-        """Names a task's winner, or takes that back. Raises EngineError for one of another task."""
+        """Names a task's winner, or none. Raises EngineError for a candidate of another task."""
         with self.transaction() as connection:
             key = None
             if order is not None:
@@ -344,15 +340,13 @@ class Store:
                 raise EngineError(f"run {run.name!r} has no task {task}")
 
     def set_budget(self, run: StoredRun, budget: Mapping[str, object]) -> None:
-        """Records what a run that goes on may use from now on, as a whole."""
+        """Records the whole budget of a run that is continued."""
         with self.transaction() as connection:
             self._touch(connection, run, elapsed_s=run.elapsed_s, budget=dict(budget))
 
     def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None:
-        """Records how a run stands; for finished ones, also when that was.
-
-        Raises StoreError for a run that another process searches.
-        """
+        """Records a run's status, and the time at which it finished. Raises StoreError for a run that another process
+        searches."""
         now = datetime.now(UTC)
         finished = now if status is RunStatus.FINISHED else None
         state = {"status": status.value, "stop_reason": clean_text(reason), "finished": finished}
@@ -362,13 +356,13 @@ class Store:
         self._begin(run)
 
     def evaluations(self, run: StoredRun) -> list[StoredEvaluation]:
-        """Everything added so far, sorted by order."""
+        """All candidates added so far, sorted by order."""
         with self.reading() as connection:
             return read_evaluations(connection, run)
 
     @staticmethod
     def _task_of(connection: Connection, run: StoredRun, order: int) -> int | None:
-        """None if there is no such candidate."""
+        """The task of a candidate; None if there is no such candidate."""
         return connection.scalar(select(m.Candidate.task).where(m.Candidate.id == m.candidate_key(run.id, order)))
 
     def _find(self, connection: Connection, run: StoredRun, order: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Records into rows, inserted table by table."""
+"""Writing records as rows, table by table."""
 
 import functools
 import hashlib
@@ -31,21 +31,20 @@ _Place = tuple[str, int, int]
 
 
 class Bases:
-    """What texts are packed against. Those of one task differ little, so most are compressed with another one as preset
-    dictionary, and take a tenth; one that is not like it is stored whole, and is the base of those after it.
-
-    To be forgotten when rows of the database were taken away: a base may be among them.
+    """The texts that others are packed against. The texts of one task differ little: most are compressed with an earlier one
+    as preset dictionary, and take a tenth. A text unlike its base is stored whole, and is the base of those after it.
     """
 
     def __init__(self) -> None:
         self._bases: dict[_Place, tuple[Any, bytes, int]] = {}
-        """By kind, run and task: the key of the last text that was stored whole, the text, the bytes that it takes."""
+        """The last text that was stored whole, as its key, the text and its packed size, by kind, run and task."""
 
     def forget(self) -> None:
+        """Forgets all bases. It is called when rows are taken away, because a base may be among them."""
         self._bases.clear()
 
     def pack(self, place: _Place, text: bytes, key: Any) -> tuple[Any, bytes]:
-        """The key of the text's base, None where it is stored whole, and its data. key: its own."""
+        """The key of the text's base, None where it is stored whole, and its data. key: the text's own key."""
         if place in self._bases:
             base, known, size = self._bases[place]
             data = compress(text, known)
@@ -58,21 +57,21 @@ class Bases:
 
 
 def compress(text: bytes, base: bytes = b"") -> bytes:
-    """base: preset dictionary, which `evo.lineage.read.unpack` needs, too."""
+    """The compressed text. base: preset dictionary, which `evo.lineage.read.unpack` needs, too."""
     packer = zlib.compressobj(_COMPRESSION, zdict=base) if base else zlib.compressobj(_COMPRESSION)
     return packer.compress(text) + packer.flush()
 
 
 def clean_text(text: str) -> str:
-    """`text` as every database takes it: compilers and crashed devices also emit NULs and broken UTF-8."""
-    text = str(text)  # not a StrEnum, which drivers may take for something else
+    """`text` without NULs and broken UTF-8, which compilers and crashed devices emit and databases refuse."""
+    text = str(text)  # drivers may take a StrEnum for something else
     if text.isascii():
         return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _stored(value: Any) -> Any:
-    """A field's value as a column takes it. NaN becomes None: SQLite has none, and both mean that there is no number."""
+    """A field's value as a column takes it. NaN, which SQLite does not have, becomes None."""
     if isinstance(value, float):
         return None if math.isnan(value) else float(value)
     if isinstance(value, str):
@@ -89,13 +88,13 @@ def _fields(record: Any, names: Iterable[str]) -> Row:
 def insert_timings(
     connection: Connection, run: StoredRun, task: int, key: int | None, timings: Sequence[Timing], stage: Stage, round_: int
 ) -> None:
-    """key: of the candidate that was timed, None for baselines. round_: 0 of the search, else the final's."""
+    """Inserts timings. key: that of the timed candidate, None for baselines. round_: 0 for the search, else the final's."""
     place = {"run_id": run.id, "task": task, "candidate_id": key, "round": round_, "stage": stage.value}
     insert_rows(connection, "timing", [{**place, **_fields(timing, TIMING_NAMES)} for timing in timings])
 
 
 def detail_row(bases: Bases, task: int, key: int, round_: int, told: Row) -> Row:
-    """key, task: of the candidate. told: the fields of `evo.lineage.read.Detail` that are not in the row."""
+    """The row of a candidate's details. told: the fields of `evo.lineage.read.Detail` beside key and round."""
     text = json.dumps(told, separators=(",", ":")).encode()
     kind = f"detail {round_} {'gated' if told['cases'] else 'not built'}"
     base, data = bases.pack((kind, key // m.ORDERS_PER_RUN, task), text, key)
@@ -112,7 +111,7 @@ def _told(checks: Sequence[Check], build: Build | None = None) -> Row:
 def insert_final(
     connection: Connection, bases: Bases, run: StoredRun, task: int, key: int, measurement: Evaluation
 ) -> None:
-    """A finalist's re-timing, as the next round of the candidate's."""
+    """Inserts a finalist's re-timing, as the next round of its candidate."""
     round_ = 1 + (connection.scalar(select(func.max(m.Final.round)).where(m.Final.candidate_id == key)) or 0)
     outcome = _fields(measurement, ("status", "log", "seconds", "gate_seconds", "timing_seconds"))
     row = {"candidate_id": key, "round": round_, **outcome, "created": datetime.now(UTC)}
@@ -125,7 +124,8 @@ def insert_final(
 def insert_candidate(
     connection: Connection, bases: Bases, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float
 ) -> None:
-    """Raises EngineError for a candidate that contradicts its run. What the tables refuse is an IntegrityError."""
+    """Inserts a candidate with all that belongs to it. Raises EngineError for one that contradicts its run, and
+    IntegrityError for one that the tables refuse."""
     row, parentage = _candidate_row(run, candidate, evaluation), _parentage_rows(run, candidate)
     row |= {"source_sha": None, "elapsed_s": elapsed_s, "created": datetime.now(UTC)}
     key, builds, artefacts = row["id"], [], dict[str, tuple[str, bytes]]()
@@ -164,12 +164,9 @@ def insert_candidate(
 
 
 def _leads(connection: Connection, run: StoredRun, candidate: Candidate, evaluation: Evaluation) -> bool:
-    """Whether a candidate is the fastest one of its task so far. Its machine code is kept; others are built again."""
-    score = evaluation.score
-    if score is None:
-        return False
-    values = {"run": run.id, "of_task": candidate.task, "than": score}
-    return connection.scalar(_NO_SLOWER, values) is None
+    """Whether a candidate is the fastest of its task so far. Only its machine code is kept; others are built again."""
+    values = {"run": run.id, "of_task": candidate.task, "than": evaluation.score}
+    return evaluation.score is not None and connection.scalar(_NO_SLOWER, values) is None
 
 
 _c = m.Candidate
@@ -177,11 +174,11 @@ _NO_SLOWER = select(_c.id).where(
     _c.run_id == bindparam("run"), _c.task == bindparam("of_task"), _c.score <= bindparam("than")
 ).limit(1)  # fmt: skip
 _KNOWN = select(m.Artefact.sha256).where(m.Artefact.sha256.in_(bindparam("digests", expanding=True)))
-"""Statements are made once: that takes longer than to carry one out."""
+"""The stored ones of some digests. Statements are made once, because making one takes longer than carrying it out."""
 
 
 def _candidate_row(run: StoredRun, candidate: Candidate, evaluation: Evaluation) -> Row:
-    """Raises EngineError for an order or a task that cannot be."""
+    """The row of a candidate. Raises EngineError for an impossible order or task."""
     if not 0 <= candidate.task < len(run.spec.workloads):
         raise EngineError(f"run {run.name!r} has no task {candidate.task}")
     genome, same = candidate.proposal.genome.to_json(), evaluation.same_code_as
@@ -199,7 +196,7 @@ def _candidate_row(run: StoredRun, candidate: Candidate, evaluation: Evaluation)
 
 
 def _parentage_rows(run: StoredRun, candidate: Candidate) -> list[Row]:
-    """Raises EngineError for a parent that is not earlier than its child."""
+    """The rows of a candidate's parents. Raises EngineError for a parent that is not earlier."""
     child = m.candidate_key(run.id, candidate.order)
     for parent in candidate.proposal.parents:
         if parent.order >= candidate.order:
@@ -211,12 +208,12 @@ def _parentage_rows(run: StoredRun, candidate: Candidate) -> list[Row]:
 
 
 def known_artefacts(connection: Connection, digests: Collection[str]) -> set[str]:
-    """Those that are stored."""
+    """The digests among these whose artefacts are stored."""
     return {sha256 for some in at_once(digests) for sha256 in connection.scalars(_KNOWN, {"digests": some})}
 
 
 def insert_rows(connection: Connection, table: str, rows: Sequence[Row]) -> None:
-    """Inserts rows that all have the same keys, of which there may be none. What a table refuses is an IntegrityError."""
+    """Inserts any number of rows that all have the same keys. Raises IntegrityError for what the table refuses."""
     if rows:
         connection.execute(_insertion(table), rows)
 
@@ -227,7 +224,7 @@ def _insertion(table: str) -> Insert:
 
 
 def insert_run(connection: Connection, spec: RunSpec, environment: Environment) -> int:
-    """The id of a new run. Raises StoreError for a name that is taken or not legal."""
+    """Inserts a run and returns its id. Raises StoreError for a name that is taken or not legal."""
     if not -(2**63) <= spec.seed < 2**63:
         raise StoreError(f"the seed {spec.seed} is too large to be stored; choose one below 2**63")
     if not spec.workloads:
@@ -278,7 +275,7 @@ def check_run_name(name: str) -> None:
 
 
 def check_name(connection: Connection, name: str) -> None:
-    """Raises StoreError for a name that no run may have, or that one has."""
+    """Raises StoreError for a name that no run may have, or that a run has already."""
     check_run_name(name)
     if connection.scalar(select(m.Run.id).where(m.Run.name == name)) is not None:
         raise StoreError(
@@ -288,7 +285,7 @@ def check_name(connection: Connection, name: str) -> None:
 
 
 def _free_name(connection: Connection, kernel: str) -> str:
-    """<kernel>-<date>-<n>, the first n that is free."""
+    """The name <kernel>-<date>-<n> with the first free n."""
     kind = re.sub(r"[^A-Za-z0-9]+", "-", PurePath(kernel).name).strip("-")[:40] or "run"
     stem = f"{kind}-{datetime.now(UTC):%Y%m%d}-"
     taken = connection.scalars(select(m.Run.name).where(m.Run.name.startswith(stem, autoescape=True)))

@@ -1,6 +1,6 @@
-"""The report's pages, kept up to date while a search goes on, and Optuna's dashboard beside them.
+"""The pages of reports, kept up to date while a search goes on, and Optuna's dashboard beside them.
 
-Bottle finds the page of an address, waitress serves it. The database is read, and never changed.
+Bottle finds the page of an address, waitress serves it. The database is only read.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _HEADERS = [
 
 
 def open_server(host: str, port: int, app: WSGIApplication) -> Any:
-    """A server of waitress that listens, but does not serve yet. Raises UsageError where that cannot be had."""
+    """A waitress server that listens and does not serve yet. Raises UsageError for an address that cannot be had."""
     if not 0 <= port < 2**16:
         raise UsageError(f"--port {port} is not one from 0 to 65535")
     try:
@@ -59,10 +59,10 @@ def server_url(server: Any) -> str:
 
 
 def is_own_host(header: str, served: str) -> bool:
-    """Whether a Host header names this server, served at `served`, by something that no stranger can make up.
+    """Whether a Host header names this server in a way that no other site can. served: the address that was asked for.
 
-    A page elsewhere may have its own name point here (DNS rebinding), and then read what is served; an address, the
-    name localhost and the name that was asked to be served under cannot be had that way.
+    The page of another site can make its own name point here (DNS rebinding) and then read what is served. It cannot do so
+    with an address, the name localhost, or the name that was asked for.
     """
     name = header.strip().lower()
     name = name[1 : name.find("]")] if name.startswith("[") else name.rpartition(":")[0] or name
@@ -77,8 +77,8 @@ def is_own_host(header: str, served: str) -> bool:
 class LivePages:
     """The pages of one database, as a WSGI application.
 
-    named: the database as commands have to name it; None for the one that they take by themselves.
-    trials: Optuna's studies, and `optuna` the application that shows them; None without.
+    named: the database as commands have to name it; None for the default. trials: Optuna's studies, and `optuna` the
+    application that shows them; None without.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class LivePages:
         return self._frame(f"{name}: evo", f"/run/{quote(name, safe='')}/body")
 
     def _frame(self, title: str, body: str) -> str:
-        """The page around a part, which its script fetches, and fetches again."""
+        """A page whose script fetches its body, again and again. body: the address of that."""
         file = command_line(self._named, "report", "RUN", "--out", "report.html")
         frame = render("live.html.j2", error="", source=body, optuna=self._optuna is not None, file=file)
         return render_frame(title, frame, live=True)
 
     def _body(self, name: str | None = None) -> str:
-        """What stands in the frame of a run, or of the index; 304 if the browser has it as it is."""
-        with self._making, Store.open(self._db, write=False) as store:  # one at a time: a search needs the cores
+        """The body of a run's page, or of the index; status 304 if the browser has it as it is."""
+        with self._making, Store.open(self._db, write=False) as store:  # one page at a time, as a search needs the cores
             tag = _tag(store, name)
             response.set_header("ETag", tag)
             if request.get_header("If-None-Match") == tag:
@@ -147,7 +147,7 @@ class LivePages:
 
 
 def _tag(store: Store, name: str | None) -> str:
-    """Changes whenever the page of a run, or of all runs, does."""
+    """A tag that changes whenever the page of a run, or of all runs, does."""
     with store.reading() as connection:
         query = select(m.Run.id, m.Run.uid, m.Run.updated, m.Run.status)
         query = query if name is None else query.where(m.Run.id == resolve_run(connection, name))
@@ -158,7 +158,7 @@ def _tag(store: Store, name: str | None) -> str:
 
 
 def _explained(callback: Callable[..., str]) -> Callable[..., bytes]:
-    """Bottle's way to wrap every page: an error that evo knows becomes a page that says it."""
+    """A wrapper of every page: an error that evo knows becomes a page with its sentence."""
 
     def answer(*args: Any, **kwargs: Any) -> bytes:
         try:

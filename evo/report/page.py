@@ -1,12 +1,12 @@
 """A run as one HTML file that needs nothing else, and its figures as files.
 
-The styles, the figures and the small script of the page are inside. A file is there whole or not at all, and nothing that
-is not a report is replaced.
+The styles, the figures and the small script of the page are inside. A file is written whole or not at all, and replaces
+nothing but a report.
 
-Figures are Vega-Lite specifications, which vl-convert draws as SVG and PNG without a browser. One function for each figure;
-it returns None where the run has nothing to show. A colour is written `var(--name)`: a page defines these names for a light
-and a dark screen, a file gets the light ones. The description of a mark becomes its `aria-label` in the SVG: screen readers
-say it, and templates/page.js shows it beside the pointer.
+Figures are Vega-Lite specifications, which vl-convert draws as SVG and PNG without a browser. Each figure has a function,
+which returns None where the run has nothing to show. A colour is written `var(--name)`: a page defines these names for a
+light and a dark screen, a file gets the light ones. The description of a mark becomes its `aria-label` in the SVG, which
+screen readers say and templates/page.js shows beside the pointer.
 """
 
 import base64
@@ -48,7 +48,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     "accent": ("#0b5fa5", "#78b8f2"), "warn": ("#9f2d13", "#ff9d80"), "good": ("#17694b", "#6fd0a5"),
     "dot": ("#7d8794", "#77818c"), "band": ("#bcd5ea", "#23435f"),
 }  # fmt: skip
-"""On a light and on a dark screen: text and marks keep the contrast that WCAG 2 asks for at level AA."""
+"""Colours on a light and on a dark screen. Text and marks have the contrast that WCAG 2 asks for at level AA."""
 
 
 @cache
@@ -91,31 +91,31 @@ def _script(live: bool) -> str:
 
 
 def policy_of(*, live: bool) -> str:
-    """What a page allows a browser: its own style and script, and to a live one its own server."""
+    """The policy of a page: a browser may use its own style and script, and on a live page ask its own server."""
     style, script = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in (_style(), _script(live)))
     own = f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; img-src data:; base-uri 'none'"
     return f"{own}; form-action 'none'" + ("; connect-src 'self'" if live else "")
 
 
 def render_body(data: RunOutcome, *, live: bool = False) -> str:
-    """What stands in a page: also what a live one exchanges."""
+    """The body of a page, which a live page exchanges."""
     return render("report.html.j2", data=data, run=data.run, live=live)
 
 
 def render_page(data: RunOutcome) -> str:
-    """The whole file."""
+    """The whole HTML file."""
     return render_frame(run_headline(data), render_body(data))
 
 
 def render_frame(title: str, body: str, *, live: bool = False) -> str:
-    """A page around its body, with all that it needs to be shown. live: it may ask its server for more."""
+    """A page around its body, with all that it needs to be shown. live: whether it may ask its server for more."""
     parts = {"style": _style(), "script": _script(live), "body": body}
     marked = {name: Markup(text) for name, text in parts.items()}
     return render("page.html.j2", title=title, generator=_GENERATOR, policy=policy_of(live=live), **marked)
 
 
 def check_replaceable(out: Path) -> None:
-    """Raises UsageError unless `out` can become a report: it is not there, or is one."""
+    """Raises UsageError unless `out` can become a report: it does not exist yet, or is a report."""
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")
     if not out.is_file():  # nothing, or a pipe or device such as /dev/stdout
@@ -132,7 +132,7 @@ def check_replaceable(out: Path) -> None:
 
 
 def write_figures(folder: Path, data: RunOutcome) -> list[Path]:
-    """Every figure as SVG and as PNG, named apart where a run has several workloads.
+    """Writes every figure as SVG and as PNG; names begin with the workload's number where a run has several.
 
     Raises UsageError where a file cannot be written.
     """
@@ -145,7 +145,7 @@ def write_figures(folder: Path, data: RunOutcome) -> list[Path]:
 
 
 def write_file(out: Path, content: bytes) -> None:
-    """Raises UsageError where it cannot be written."""
+    """Writes a file, whole or not at all. Raises UsageError where it cannot be written."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists() and not out.is_file():  # a device or a pipe is written to, never replaced
@@ -201,10 +201,10 @@ _CONFIG: Spec = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A drawing with what is to be said of it.
+    """A drawing with its words.
 
-    name: of a file. title: what it shows; caption: how it is to be read; alt: what it shows, in words for screen
-    readers. layers: of Vega-Lite; those without data are left out. height: of the plot.
+    name: a file's name. title: the subject; caption: how to read it; alt: what it shows, for screen readers. layers: layers
+    of Vega-Lite; those without data are left out. height: the plot's height in pixels.
     """
 
     name: str
@@ -216,14 +216,14 @@ class Figure:
     wide: bool = False
 
     def inline(self) -> Markup:
-        """As a part of a page, whose style has the colours."""
+        """The figure as a part of a page, whose style has the colours."""
         svg = _NEEDLESS.sub("", self._svg()).replace(_VEGA_BASE, 'href="#')
         role = "group" if "href=" in svg else "img"
         head = Markup('class="fig" role="{}" aria-label="{}. {}"').format(role, visible(self.title), visible(self.alt))
         return Markup(svg.replace('class="marks"', head, 1))
 
     def document(self) -> str:
-        """As an SVG file: on white, and without links into a page."""
+        """The figure as an SVG file on white, without links into a page."""
         svg = re.sub(r"</?a\b[^>]*>", "", self._svg()).replace(_PAPER, "#ffffff")
         svg = re.sub(r"var\(--(\w+)\)", lambda found: COLOURS[found[1]][0], svg)
         words = Markup("<title>{}</title><desc>{} {}</desc>").format(visible(self.title), visible(self.alt), self.caption)
@@ -247,7 +247,7 @@ class Figure:
 
 
 def write_figure(out: Path, figure: Figure) -> list[Path]:
-    """As OUT.svg and OUT.png. Raises UsageError where a file cannot be written."""
+    """Writes a figure as OUT.svg and OUT.png. Raises UsageError where a file cannot be written."""
     files = {f"{out}.svg": figure.document().encode(), f"{out}.png": figure.png()}
     for name, content in files.items():
         write_file(Path(name), content)
@@ -255,7 +255,7 @@ def write_figure(out: Path, figure: Figure) -> list[Path]:
 
 
 def draw_workload(data: WorkloadOutcome, anchor: str = "") -> dict[str, Figure]:
-    """All that can be drawn, by name. anchor: of the workload's section, for links."""
+    """All figures of a workload by name. anchor: the name of its section, for links."""
     if not data.number:
         return {}
     drawn = (
@@ -269,8 +269,7 @@ def draw_workload(data: WorkloadOutcome, anchor: str = "") -> dict[str, Figure]:
 
 
 def _layer(rows: Sequence[Spec], mark: str, encoding: Spec, **properties: Any) -> Spec:
-    """A mark for each row; what the rows have as `tip` describes it. Without one, or with aria=False, it is nothing to
-    screen readers."""
+    """A mark for each row, described by the row's `tip`. Without a tip, or with aria=False, screen readers skip it."""
     aria = properties.pop("aria", bool(rows) and "tip" in rows[0])
     return {
         "data": {"values": list(rows)},
@@ -280,13 +279,13 @@ def _layer(rows: Sequence[Spec], mark: str, encoding: Spec, **properties: Any) -
 
 
 def _number(field: str, title: str | None, domain: tuple[float, float], **axis: Any) -> Spec:
-    """A channel of numbers. domain: of its scale; what lies outside is drawn at its edge."""
+    """A channel of numbers. domain: the limits of its scale; a number outside is drawn at the edge."""
     scale = {"domain": list(domain), "nice": False, "zero": False, "clamp": True}
     return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": axis}
 
 
 def _word(field: str, words: Sequence[str], title: str | None = None, **axis: Any) -> Spec:
-    """A channel of words, in their order."""
+    """A channel of words in a given order."""
     return {"field": field, "type": "nominal", "scale": {"domain": list(words)}, "title": title, "axis": axis}
 
 
@@ -294,7 +293,7 @@ def _speedup(domain: tuple[float, float]) -> Spec:
     return _number("y", "speed-up over the reference", domain, labelExpr="datum.label + '×'")
 
 
-# Convergence: how fast the search got how far
+# Convergence: the best so far, over candidates and time
 
 _MOST_DOTS, _MOST_STROKES = 1_500, 200
 
@@ -383,7 +382,7 @@ def draw_curves(name: str, title: str, curves: Mapping[str, Sequence[float]]) ->
 
 
 def _speedup_range(data: WorkloadOutcome) -> tuple[float, float]:
-    """The range that is shown. Slow outliers may lie on its floor; the line, the reference and nearly all dots do not."""
+    """The range of the axis. Slow outliers may lie on its floor; the line, the reference and nearly all dots do not."""
     known, final = data.speedup[np.isfinite(data.speedup)], _final_row(data)
     bottom = min(float(np.quantile(known, 0.02)), data.milestones[0].low, 1.0)
     top = max(float(known.max()), *(m.high for m in data.milestones), 1.0, final["y"] if final else 0.0)
@@ -391,8 +390,8 @@ def _speedup_range(data: WorkloadOutcome) -> tuple[float, float]:
 
 
 def _dots(positions: NDArray[np.float64], speedup: NDArray[np.float64]) -> list[Spec]:
-    """Points of one path, for a million candidates must not make a million elements: a line that breaks after every point
-    and has round ends is a row of dots."""
+    """The points of one path, because a million candidates must not become a million elements: a line that breaks after
+    every point and has round ends looks like dots."""
     rows = np.flatnonzero(np.isfinite(speedup))
     points: list[Spec] = []
     for row in rows[:: max(1, -(-len(rows) // _MOST_DOTS))]:
@@ -406,7 +405,7 @@ def _best_tip(m: Milestone) -> str:
 
 
 def _final_row(data: WorkloadOutcome) -> Spec | None:
-    """The leader's speed-up in the finals; None without."""
+    """The leader's speed-up in the finals; None where there is none."""
     timing = data.timing
     if timing is None or timing.stage != "final" or not timing.ratio or timing.disturbed:
         return None
@@ -414,7 +413,7 @@ def _final_row(data: WorkloadOutcome) -> Spec | None:
     return {"y": 1 / timing.ratio, "text": f"final {1 / timing.ratio:.3g}×", "tip": tip}
 
 
-# Lineage: where the leader came from
+# Lineage: the ancestors of the leader
 
 _MOST_STEPS, _MOST_LABELS = 90, 20
 
@@ -433,7 +432,7 @@ def change_text(step: Kin) -> str:
 
 
 def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
-    """The ancestors, by when they were tried and how fast they were; of very many the last ones of the main line. Marks
+    """The ancestors in the order of their trial, with their speed-ups; of very many, the last ones of the main line. Marks
     link to the rows of the section's table, whose ids begin with its anchor."""
     steps = [s for s in data.steps if s.score]
     if len(steps) > _MOST_STEPS:
@@ -500,7 +499,7 @@ _MOST_BARS, _LEAST_SHARE, _SURE_OF = 12, 0.005, 50
 
 
 def _draw_importance(data: WorkloadOutcome) -> Figure | None:
-    """How much each parameter had to do with being among the best."""
+    """The importance of each parameter for being among the best."""
     shown = [(i, share) for i in data.importance if (share := i.importance or 0.0) >= _LEAST_SHARE][:_MOST_BARS]
     if not shown:
         return None
@@ -516,7 +515,7 @@ def _draw_importance(data: WorkloadOutcome) -> Figure | None:
     ]
     structural = [p.name for p in data.parameters if p.structural]
     bold = {"condition": {"test": {"field": "value", "oneOf": structural}, "value": 600}, "value": 400}
-    room = 1.15 * shown[0][1]  # for the text of the longest
+    room = 1.15 * shown[0][1]  # the longest bar's text needs some
     place = {
         "x": {**_number("share", None, (0.0, room)), "axis": None},
         "y": _word("name", [i.parameter for i, _ in shown], domain=False, labelLimit=150, labelColor=_INK,
@@ -540,7 +539,7 @@ def _draw_importance(data: WorkloadOutcome) -> Figure | None:
     )
 
 
-# Pairs: what two values together led to
+# Pairs: the best with two values together
 
 _PAIRED, _MOST_VALUES = 3, 12
 _CELL_PX, _LABEL_PX = 26, 110
@@ -591,7 +590,7 @@ def _draw_pair(data: WorkloadOutcome, down: str, across: str) -> Figure:
 
 
 def _names(data: WorkloadOutcome, parameter: str) -> list[str]:
-    """Of the values that were tried; of candidates in which the parameter has no part, a dash."""
+    """The names of the values that were tried, and a dash for candidates in which the parameter has no part."""
     values: list[Value | None] = [v for p in data.parameters if p.name == parameter for v in p.values]
     absent = [None] if any(parameter not in point for point in data.points) else []
     return [value_text(value) for value in (*values, *absent)]

@@ -1,4 +1,4 @@
-"""What a run found, how it was measured and how to repeat it, in sentences and in rows of names and values."""
+"""Sentences and rows of a report: what a run found, how it was measured, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["commands", "hardly_tried", "headline", "importance_gap", "remarks", 
 
 
 def size(data: WorkloadOutcome) -> str:
-    """The workload in short: 4096 × 4096 float16."""
+    """A workload in short: 4096 × 4096 float16."""
     return f"{' × '.join(str(v) for v in data.task.dims.values())} {data.task.dtype}"
 
 
 def headline(data: WorkloadOutcome) -> str:
-    """One sentence: what was found for a workload."""
+    """One sentence on what was found for a workload."""
     timing = data.timing
     if not data.number:
         return "Nothing was evaluated."
@@ -68,7 +68,7 @@ def run_headline(run: RunOutcome) -> str:
 
 
 def remarks(data: WorkloadOutcome) -> list[str]:
-    """What has to be said beside the table of the race, a sentence each."""
+    """Sentences that belong beside the table of the race."""
     said = []
     if data.timing is not None and data.timing.stage != "final" and not data.busy:
         said.append(
@@ -89,15 +89,15 @@ def remarks(data: WorkloadOutcome) -> list[str]:
 
 
 def importance_gap(data: WorkloadOutcome) -> str:
-    """Why the importance of no parameter is known; empty where it is."""
+    """Why the importance of no parameter is known; empty where some is."""
     if data.important:
         return ""
     return "; ".join(dict.fromkeys(i.note for i in data.importance if i.note)) or "no candidate has a time"
 
 
 def hardly_tried(records: Sequence[Importance]) -> str:
-    """Of one workload, values of the parameters that mattered most of which the run cannot tell whether they are slow; empty
-    without any."""
+    """A sentence on the values of one workload's most important parameters that the run has hardly tried; empty without any.
+    """
     parts = []
     for one in undersampled(records):
         fared = f"best {times(one.best)}" if one.best else "none with a time"
@@ -106,12 +106,12 @@ def hardly_tried(records: Sequence[Importance]) -> str:
 
 
 def is_sure(step: Kin) -> bool:
-    """Whether its gain over its first parent is known, and nothing disturbed the race of either."""
+    """Whether a step's gain over its first parent is known, and nothing disturbed the race of either."""
     return step.gain is not None and step.score is not None and step.parents[0].score is not None
 
 
 def rows(record: Mapping[str, Any], *left_out: str, before: str = "") -> list[tuple[str, str]]:
-    """Nested names and values, a row each; lists and what is not set are left out."""
+    """Nested names and values as rows, without lists and what is not set. left_out: names to leave out."""
     found: list[tuple[str, str]] = []
     for name, value in record.items():
         title = f"{before}{name}".replace("_", " ")
@@ -126,7 +126,7 @@ def rows(record: Mapping[str, Any], *left_out: str, before: str = "") -> list[tu
 
 
 def commands(data: RunOutcome) -> list[tuple[str, str]]:
-    """What each is for, and the command."""
+    """Commands that repeat or continue the work, each with its purpose."""
     run = data.run
     again = ["search", run.kernel, "--target", run.target, "--arch", run.arch]
     for w in data.workloads:

@@ -1,4 +1,4 @@
-"""Words and figures as the pages print them. Whatever comes out of a database is made inert first."""
+"""Words and figures as pages print them. Text out of a database is made inert first."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from evo.evaluation import within_noise
 
 def visible(text: str, *, lines: bool = False) -> str:
     """`text` with every character that does not print (control characters, changes of direction) as its escape. lines:
-    but line ends and tabs as they are."""
+    whether line ends and tabs stay as they are."""
 
     def shown(found: re.Match[str]) -> str:
         if found[0].isprintable() or (lines and found[0] in "\n\t"):
@@ -27,19 +27,19 @@ def times(ratio: float | None, noise: float | None = None, disturbed: bool = Fal
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Of the speed-up, for the interval of a ratio of times."""
+    """The interval of a speed-up, from that of the ratio of times."""
     return f"{1 / high:.3f} to {1 / low:.3f}" if low and high else ""
 
 
 def micro(us: float, disturbed: bool = False) -> str:
-    """Microseconds, with the digits that a measurement has: of one that was disturbed, two."""
+    """Microseconds with as many digits as a measurement has; two, if it was disturbed."""
     if disturbed:
         return f"{(about := float(f'{us:.2g}')):,.{0 if about >= 10 else 1}f}"
     return f"{us:,.{2 if us < 100 else 1 if us < 1000 else 0}f}"
 
 
 def micros(low: float | None, high: float | None, disturbed: bool = False) -> str:
-    """The interval of a time, in microseconds; empty without one, and where it was disturbed."""
+    """The interval of a time in microseconds; empty without one, or if it was disturbed."""
     return "" if disturbed or low is None or high is None else f"{micro(low)} to {micro(high)}"
 
 
@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 
 def lacks(kinds: Sequence[str]) -> str:
-    """What is said before a search or after a check where a gate lacks kinds of cases that a kernel's arguments ask for."""
+    """A warning, before a search or after a check, of a gate that lacks cases which a kernel's arguments ask for."""
     return (
         f"{lacking(kinds)}; what passes it may be wrong there, and finals confirm no winner (cases follow from the kernel's"
         " `data`, `cases`, `dimensions` and `validate`)"

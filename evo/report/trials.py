@@ -1,7 +1,7 @@
-"""Runs as Optuna's studies, which Optuna's own tools open: one for each workload, named RUN/WORKLOAD.
+"""Runs as studies for Optuna's own tools: one study for each workload, named RUN/WORKLOAD.
 
-They are written to a journal file, Optuna's storage that takes a thousand trials a second. A trial's value is the
-candidate's score, its parameters are the genome's; what else is known is in its user attributes.
+They are written to a journal file, the storage of Optuna's that takes a thousand trials a second. A trial's value is the
+candidate's score, and its parameters are the genome's; its user attributes have the rest.
 """
 
 import threading
@@ -32,7 +32,7 @@ from evo.problem.genome import Genome
 from evo.report.text import visible
 
 _MOST_TRIALS = 50_000
-"""Of one run; more than that no browser shows."""
+"""Largest number of trials that is copied of a run; no browser shows more."""
 _PAUSE_S = 2.0
 _JOURNAL_BEGINS = b'{"op_code":'
 _c = m.Candidate
@@ -43,13 +43,13 @@ def study_name(run: str, workload: str) -> str:
 
 
 class TrialMirror:
-    """Keeps the studies of the running, the latest and the asked-for runs up to date. `start` it, `stop` it.
+    """A thread, from `start` to `stop`, that keeps the studies of running, the latest and asked-for runs up to date.
 
-    Only one dashboard writes a journal; another one that has it shows what is there. asked_for: names of runs.
+    Only one dashboard writes a journal; another one shows what is in it. asked_for: names of runs.
     """
 
     def __init__(self, db: str, journal: Path) -> None:
-        """Raises UsageError for a journal that cannot be written, or that is none."""
+        """Raises UsageError for a journal that cannot be written, or a file that is none."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self._db, self.journal, self.writes = db, journal, True
@@ -88,7 +88,7 @@ class TrialMirror:
                 with Store.open(self._db, write=False) as store:
                     for name in self._names(store):
                         self.copy(store, name)
-            except (EvoError, OSError):  # a database that is being replaced, a disk that is full: later, perhaps
+            except (EvoError, OSError):  # the database may be being replaced, or the disk full; the next time may succeed
                 pass
             self._stopping.wait(_PAUSE_S)
 
@@ -103,7 +103,7 @@ class TrialMirror:
         run, summary = store.run(name), find_run(store, name)
         studies = {task.number: self._open_study(summary, task, run.uid) for task in summary.tasks}
         if not self._choices.keys() >= set(studies.values()):
-            spaces = read_problem(summary).spaces  # none where the kernel is not known any more
+            spaces = read_problem(summary).spaces  # empty where the kernel is not known any more
             for number, study in studies.items():
                 parameters = spaces[number].parameters if number in spaces else ()
                 self._choices[study] = {visible(p.name): CategoricalDistribution(p.values) for p in parameters}
@@ -119,7 +119,7 @@ class TrialMirror:
             parents = parents_by_child(connection, run.id)
             rows = connection.execute(
                 select(_c.id, _c.task, _c.genome, _c.operator, _c.status, _c.created, _c.seconds)
-                # One whose machine code was known has the score of that, as the sampler is told.
+                # A candidate of known machine code has the known score, as the sampler is told.
                 .add_columns(func.coalesce(_c.score, original.score).label("score"))
                 .join_from(_c, original, original.id == _c.same_code_as_id, isouter=True)
                 .where(_c.id.between(*key_range(run.id)))
@@ -135,7 +135,7 @@ class TrialMirror:
                 self.storage.create_new_trial(study, template_trial=_trial(row, about, self._choices[study]))
 
     def _open_study(self, run: RunSummary, task: TaskSummary, uid: str) -> int:
-        """Its key. A study of another run that had the name is replaced."""
+        """The key of a task's study. A study of another run that had the name is replaced."""
         name = study_name(run.name, task.workload)
         for known in self.storage.get_all_studies():
             if known.study_name == name:
@@ -154,7 +154,8 @@ def _is_journal(path: Path) -> bool:
 
 
 def _trial(row: Any, about: dict[str, Any], choices: dict[str, CategoricalDistribution]) -> FrozenTrial:
-    """A value that a study's parameter does not have, as of a kernel that has changed, is told under `elsewhere`."""
+    """A candidate as a trial. Values that the study's parameters do not have, because the kernel has changed, are in its
+    attribute `elsewhere`."""
     named = {visible(name): value for name, value in Genome.from_json(row.genome).items}
     fitting = {n: v for n, v in named.items() if n in choices and v in choices[n].choices}
     passed = row.status in PASSED and row.score is not None

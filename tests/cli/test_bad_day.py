@@ -65,7 +65,7 @@ class Searching:
             time.sleep(0.05)
 
     def ended(self) -> tuple[int, str]:
-        """Its exit code, and what it said on stderr last."""
+        """The exit code of the search, and its stderr."""
         code = self.process.wait(PATIENCE_S)
         return code, self.said()
 
@@ -79,7 +79,7 @@ def searching(tmp_path: Path) -> Iterator[Searching]:
 
 
 def _watched(started: Searching, candidates: int = 3) -> Iterator[Searching]:
-    """From when so many are recorded; what is left of it when the test has ended is a fault."""
+    """Yields a search once so many candidates are recorded; nothing of it may be left when the test has ended."""
     with started.output, started.process:
         started.until(candidates)
         tree = psutil.Process(started.process.pid).children(recursive=True)

@@ -83,7 +83,7 @@ def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(kernel: 
 
 
 class Small(LandscapeExecutor):
-    """On whose machine the data of no timing fit."""
+    """An executor on a machine where the data of no timing fit."""
 
     asked: list[bool]
 
@@ -173,7 +173,7 @@ class Recorded:
     db: str
     folder: Path
     evaluations: dict[str, Evaluation]
-    """By mode."""
+    """The evaluation of each mode."""
     names: dict[str, str]
 
 

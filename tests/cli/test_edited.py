@@ -210,7 +210,7 @@ def test_the_sentence_names_the_file_the_run_the_row_and_what_to_do(
 
 
 def test_a_fault_of_evo_itself_is_told_as_such(searched: Path, tmp_path: Path) -> None:
-    """In a database where every row is right, no row is blamed."""
+    """No row is blamed in a database where every row is right."""
     path = tmp_path / "lineage.db"
     edited(searched, path)
     assert explain(ZeroDivisionError(), locate(path)) is None

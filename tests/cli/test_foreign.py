@@ -72,7 +72,7 @@ def asked(here: Any, words: tuple[str, ...], candidate: str) -> Any:
 
 @pytest.mark.parametrize("where", ["elsewhere", "changed"])
 def test_looking_at_a_database_runs_none_of_its_kernels(here: Any, tmp_path: Path, where: str) -> None:
-    """Also one whose digest is right lies where somebody else may have put it."""
+    """A kernel whose digest is right may lie where somebody else has put it."""
     kernel = trap(tmp_path.parent / f"{tmp_path.name}-theirs" if where == "elsewhere" else tmp_path / "theirs")
     digest = "0" * 64 if where == "changed" else kernel_digest(kernel)
     candidate = record(tmp_path / "runs" / "lineage.db", str(kernel), digest)

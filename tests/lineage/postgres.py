@@ -47,7 +47,7 @@ class Server:
         return url.render_as_string(hide_password=False)
 
     def execute(self, sql: str, database: str = "postgres") -> None:
-        """As the owner of the server, and outside a transaction."""
+        """Executes a statement as the owner of the server, outside of a transaction."""
         import psycopg
 
         with psycopg.connect(self.url(database), autocommit=True) as connection:

@@ -180,8 +180,17 @@ def new_run(store: Store, name: str | None = None) -> StoredRun:
     return store.create_run(replace(SPEC, name=name), ENVIRONMENT)
 
 
+def filled(store: Store, name: str | None = None, number: int = 1) -> StoredRun:
+    """A run of so many candidates that passed, all recorded in one transaction."""
+    run = new_run(store, name)
+    with store.transaction():
+        for order in range(number):
+            store.add(run, ref(order), passed(order), elapsed_s=float(order))
+    return run
+
+
 def without_artefacts(evaluation: Evaluation) -> Evaluation:
-    """As `Store.evaluations` gives it back: source and code are artefacts."""
+    """An evaluation as `Store.evaluations` gives it back, since source and code are artefacts."""
     if evaluation.build is None:
         return evaluation
     binary = evaluation.build.binary

@@ -143,8 +143,7 @@ def test_a_store_that_was_closed_makes_way_although_a_worker_of_it_lives(path: P
 
 
 def test_a_reader_sees_one_state_while_a_writer_goes_on(store: Store, where: str) -> None:
-    run = s.new_run(store)
-    store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+    run = s.filled(store)
     with Store.open(where, write=False) as reader:
         with reader.reading() as connection:
             count = "SELECT count(*) FROM candidate"
@@ -246,8 +245,7 @@ def test_a_file_that_is_overwritten_while_a_transaction_is_open_is_not_taken_for
     with Store.open(other := path.with_name("other.db"), write=True) as theirs:
         s.new_run(theirs, "theirs")
     with Store.open(path, write=True) as store:
-        run = s.new_run(store, "mine")
-        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        run = s.filled(store, "mine")
         with store.transaction():
             path.write_bytes(there := other.read_bytes())
             store.set_budget(run, {"seconds": 9.0})
@@ -290,8 +288,7 @@ def test_a_lock_that_another_has_taken_meanwhile_is_asked_for_again(path: Path, 
 
 def test_a_file_that_is_made_read_only_is_not_written_to_any_more(path: Path) -> None:
     with Store.open(path, write=True) as store:
-        run = s.new_run(store, "mine")
-        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        run = s.filled(store, "mine")
         path.chmod(0o444)
         with pytest.raises(StoreError, match=rf"was made read-only .*; all that was recorded is in it: chmod u\+w {path}"):
             store.add(run, s.ref(1), s.passed(1), elapsed_s=1.0)
@@ -303,8 +300,7 @@ def test_a_file_that_is_made_read_only_is_not_written_to_any_more(path: Path) ->
 @pytest.mark.parametrize("name", ["-wal", "-shm", ".lock"])
 def test_a_file_beside_the_database_that_is_deleted_costs_nothing(path: Path, name: str) -> None:
     with Store.open(path, write=True) as store:
-        run = s.new_run(store, "mine")
-        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        run = s.filled(store, "mine")
         path.with_name(path.name + name).unlink()
         store.check()
         store.add(run, s.ref(1), s.passed(1), elapsed_s=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -40,193 +41,105 @@ def record(store: Store, name: str, numbers: range) -> None:
     store.set_status(run, RunStatus.FINISHED, reason="all done", elapsed_s=60.0)
 
 
-WRONG = {
-    "no JSON": (
-        "UPDATE candidate SET genome = '{\"parameters\": {' WHERE \"order\" = 1",
-        "candidate 1 has a genome that cannot be",
-    ),
-    "no genome": (
-        "UPDATE candidate SET genome = '[1]' WHERE \"order\" = 1",
-        "candidate 1 has a genome that cannot be read",
-    ),
-    "a list in a genome": (
-        "UPDATE candidate SET genome = '{\"parameters\":{\"a\":[1]}}' WHERE \"order\" = 1",
-        "candidate 1 has a genome that cannot be read",
-    ),
-    "an unknown status": (
-        "UPDATE candidate SET status = 'splendid' WHERE \"order\" = 1",
-        "candidate 1 has the unknown status",
-    ),
-    "a build's status": (
-        "UPDATE build SET status = '' WHERE candidate_id % 4294967296 = 2",
-        "a build of candidate 2 has the unknown",
-    ),
-    "a final's status": ("UPDATE final SET status = 'won'", "a final of candidate 8 has the unknown status 'won'"),
-    "a refused winner": (
-        "UPDATE final SET status = 'wrong'",
-        "candidate 8 has the time of a final that it did not pass",
-    ),
-    "a winner without times": (
-        "DELETE FROM timing WHERE candidate_id % 4294967296 = 8",
-        "candidate 8, the winner of task 0, has no time",
-    ),
-    "a winner that is not there": (
-        "UPDATE task SET winner_id = winner_id + 900 WHERE winner_id > 0",
-        "the winner of task 0, has no time",
-    ),
-    "another run's winner": ("UPDATE task SET winner_id = winner_id + 4294967296 WHERE run_id = 1", "of another run"),
-    "a wrong one with a time": (
-        "UPDATE candidate SET status = 'wrong', score = NULL WHERE \"order\" = 1",
-        "candidate 1 of run 'first'",
-    ),
-    "nothing in flight": ("UPDATE run SET max_in_flight = 0", "has 0 candidates in flight at most"),
-    "a budget of words": (
-        "UPDATE run SET budget = '{\"max_seconds\": \"long\"}'",
-        "whose limits are not all numbers",
-    ),
-    "a score of nothing": ("UPDATE candidate SET score = 0 WHERE \"order\" = 1", "candidate 1 has the score 0"),
-    "a score without passing": (
-        "UPDATE candidate SET score = 0.1 WHERE status = 'wrong'",
-        "candidate 4 has the score 0.1 with status wrong",
-    ),
-    "infinite": (
-        "UPDATE candidate SET seconds = 9e999 WHERE \"order\" = 1",
-        "candidate 1 has the seconds inf, which is no finite",
-    ),
-    "negative": (
-        "UPDATE timing SET low_us = -1 WHERE candidate_id % 4294967296 = 1",
-        "a timing of candidate 1 has the low_us -1.0",
-    ),
-    "no time at all": (
-        "UPDATE timing SET median_us = 0 WHERE candidate_id % 4294967296 = 1",
-        "a timing of candidate 1 has a time of 0",
-    ),
-    "a word for a time": (
-        "UPDATE timing SET median_us = 'fast' WHERE candidate_id % 4294967296 = 1",
-        "a timing of candidate 1",
-    ),
-    "NaN in a sample": (
-        "UPDATE timing SET samples_us = '[NaN]' WHERE candidate_id % 4294967296 = 1",
-        "a timing of candidate 1",
-    ),
-    "nothing in a genome": (
-        "UPDATE candidate SET genome = '{\"parameters\":{\"a\":null}}' WHERE \"order\" = 1",
-        "candidate 1 has a genome whose values are not all numbers and words",
-    ),
-    "no list of samples": (
-        "UPDATE timing SET samples_us = '3' WHERE candidate_id % 4294967296 = 1",
-        "of table 'timing' cannot be read",
-    ),
-    "clocks that are words": (
-        "UPDATE timing SET clocks = '{\"sm\": \"x\"}' WHERE candidate_id % 4294967296 = 1",
-        "a timing of candidate 1",
-    ),
-    "no parent": (
-        "UPDATE parentage SET parent_id = parent_id + 4000 WHERE child_id % 4294967296 = 5",
-        "a parentage of candidate 5 refers",
-    ),
-    "a later parent": (
-        "UPDATE parentage SET parent_id = child_id + 1 WHERE child_id % 4294967296 = 5",
-        "a parentage of candidate 5 names a parent that is not earlier: 6",
-    ),
-    "no original": (
-        "UPDATE candidate SET same_code_as_id = id + 4000 WHERE \"order\" = 3",
-        "candidate 3 refers to candidate",
-    ),
-    "a duplicate of nothing": (
-        "UPDATE candidate SET same_code_as_id = NULL WHERE \"order\" = 3",
-        "candidate 3 has status same_code, and no",
-    ),
-    "no time of day": ("UPDATE candidate SET created = 'yesterday' WHERE \"order\" = 1", "candidate 1 cannot be read"),
-    "no UTF-8": ("UPDATE candidate SET log = CAST(x'ff41' AS TEXT) WHERE \"order\" = 1", "candidate 1 cannot be read"),
-    "a NUL": ("UPDATE run SET kernel = 'a' || char(0) WHERE name = 'first'", "has the kernel 'a\\x00', which holds a NUL"),
-    "bytes for text": (
-        "UPDATE candidate SET log = x'ff41' WHERE \"order\" = 1",
-        "candidate 1 has the log b'\\xffA', which is no str",
-    ),
-    "another identifier": (
-        "UPDATE candidate SET public_id = 'abc' WHERE id = 4294967297",
-        "candidate 1 has another identifier",
-    ),
-    "dims that are words": ("UPDATE task SET dims = '{\"rows\": \"../x\"}'", "task 0 has dimensions"),
-    "dims that are a list": ("UPDATE task SET dims = '[1, 2]'", "task 0 has the dims [1, 2], which is no object"),
-    "options of lists": ("UPDATE task SET options = '{\"eps\": [1]}'", "task 0 has dimensions"),
-    "tasks from 1": ("UPDATE task SET number = 7 WHERE number = 1", "its tasks are numbered [0, 7]"),
-    "details that are none": (
-        "UPDATE detail SET data = x'00' WHERE candidate_id % 4294967296 = 0",
-        "the checks of candidate 0 cannot be read",
-    ),
-    "a source that is another": (
-        "UPDATE artefact SET data = (SELECT data FROM artefact WHERE base_sha IS NULL AND kind = 'source')",
-        "file",
-    ),
-    "a base that goes round": ("UPDATE artefact SET base_sha = sha256", "is packed against"),
-    "options that are no JSON": ("UPDATE run SET options = '{'", "row 1 of table 'run' cannot be read"),
-    "options too deep to read": (
-        f"UPDATE run SET options = '{'[' * 100_000}{']' * 100_000}'",
-        "row 1 of table 'run' cannot be read",
-    ),
-    "a start that is a list": ("UPDATE run SET options = '{\"starts\": [[1]]}'", "which are no points of a search space"),
-    "a start at a list": ("UPDATE run SET options = '{\"starts\": [{\"a\": [1]}]}'", "which are no points of a search"),
-    "missing kinds that are numbers": (
-        "UPDATE run SET options = '{\"missing_kinds\": {\"rows=1\": [3]}}'",
-        "has the option missing_kinds {'rows=1': [3]}, which are no lists of words",
-    ),
-    "a limit of no budget": ("UPDATE run SET budget = '{\"joules\": 5}'", "and a budget has no 'joules'"),
-    "options with NaN": ("UPDATE run SET options = '{\"a\": NaN}'", "which is no JSON"),
-    "a name that is a path": (
-        "UPDATE run SET name = '../../x' WHERE name = 'first'",
-        "the run has the name '../../x', which none may have",
-    ),
-    "a run's status": ("UPDATE run SET status = 'won' WHERE name = 'first'", "the run has the unknown status 'won'"),
-    "no environment": (
-        "UPDATE run SET environment_id = 77 WHERE name = 'first'",
-        "the run is of environment 77, which is not there",
-    ),
-    "a final out of nowhere": ("DELETE FROM final", "candidate 8 has the time of a final that it did not pass"),
-    "a target that is no name": ("UPDATE run SET target = '../x'", "has the target '../x', which none may be called"),
-    "a sampler that is no name": ("UPDATE run SET sampler = ''", "has the sampler '', which none may be called"),
-    "a dtype of no kernel": ("UPDATE task SET dtype = 'float7'", "task 0 has the dtype 'float7', which no kernel has"),
-    "dims below 0": ("UPDATE task SET dims = '{\"rows\": -5}'", "task 0 has dimensions {'rows': -5}"),
-    "an interval that is upside down": (
-        "UPDATE timing SET low_us = 9, high_us = 1 WHERE candidate_id % 4294967296 = 1",
-        "which is not within 9.0 to 1.0",
-    ),
-    "a ratio outside of its interval": (
-        "UPDATE timing SET ratio = 3 * ratio_high WHERE candidate_id % 4294967296 = 1",
-        "a timing of candidate 1 has the ratio 1.38",
-    ),
-    "a ratio that the medians contradict": (
-        "UPDATE timing SET ratio = NULL, median_us = 1e6, high_us = 1e7"
-        " WHERE candidate_id % 4294967296 = 1 AND contender = 'torch'",
-        "a timing of candidate 1 has the ratio 0.45, and its medians are",
-    ),
-    "a key of another order": (
-        "UPDATE candidate SET \"order\" = 77 WHERE \"order\" = 8",
-        "which does not follow from its run",
-    ),
-    "a broken seed": ("UPDATE run SET seed = 'x' WHERE name = 'first'", "the run has the seed 'x', which is no number"),
-}
-"""Statements that make a run other than evo records it, with a part of the sentence that refuses it."""
+@pytest.fixture(scope="module")
+def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("merge") / "full.db"
+    with Store.open(path, write=True) as store:
+        record(store, "first", range(9))
+        record(store, "second", range(5))
+    return path
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.fixture
+def filled(recorded_once: Path, tmp_path: Path) -> Path:
+    """A SQLite database of two runs."""
+    return Path(shutil.copy(recorded_once, tmp_path))
+
+
+@pytest.fixture
+def full(filled: Path) -> Iterator[Store]:
+    with Store.open(filled, write=True) as store:
+        yield store
+
+
+WRONG = """
+no JSON | candidate 1 | genome = '{"parameters": {' | candidate 1 has a genome that cannot be
+no genome | candidate 1 | genome = '[1]' | candidate 1 has a genome that cannot be read
+an unknown status | candidate 1 | status = 'splendid' | candidate 1 has the unknown status
+a build's status | build 2 | status = '' | a build of candidate 2 has the unknown
+a final's status | final | status = 'won' | a final of candidate 8 has the unknown status 'won'
+a refused winner | final | status = 'wrong' | candidate 8 has the time of a final that it did not pass
+a winner without times | timing 8 | contender = 'torch' | candidate 8, the winner of task 0, has no time
+a winner that is not there | task | winner_id = winner_id + 900 | the winner of task 0, has no time
+another run's winner | task | winner_id = winner_id + 4294967296 | of another run
+a wrong one with a time | candidate 1 | status = 'wrong', score = NULL | candidate 1 of run 'first'
+nothing in flight | run | max_in_flight = 0 | has 0 candidates in flight at most
+a budget of words | run | budget = '{"max_seconds": "long"}' | whose limits are not all numbers
+a score of nothing | candidate 1 | score = 0 | candidate 1 has the score 0
+a score without passing | candidate 4 | score = 0.1 | candidate 4 has the score 0.1 with status wrong
+infinite | candidate 1 | seconds = 9e999 | candidate 1 has the seconds inf, which is no finite
+negative | timing 1 | low_us = -1 | a timing of candidate 1 has the low_us -1.0
+no time at all | timing 1 | median_us = 0 | a timing of candidate 1 has a time of 0
+a word for a time | timing 1 | median_us = 'fast' | a timing of candidate 1
+NaN in a sample | timing 1 | samples_us = '[NaN]' | a timing of candidate 1
+nothing in a genome | candidate 1 | genome = '{"parameters":{"a":null}}' | a genome whose values are not all
+no list of samples | timing 1 | samples_us = '3' | of table 'timing' cannot be read
+clocks that are words | timing 1 | clocks = '{"sm": "x"}' | a timing of candidate 1
+no parent | parentage 5 | parent_id = parent_id + 4000 | a parentage of candidate 5 refers
+a later parent | parentage 5 | parent_id = child_id + 1 | a parentage of candidate 5 names a parent that is not earlier: 6
+no original | candidate 3 | same_code_as_id = id + 4000 | candidate 3 refers to candidate
+a duplicate of nothing | candidate 3 | same_code_as_id = NULL | candidate 3 has status same_code, and no
+no time of day | candidate 1 | created = 'yesterday' | candidate 1 cannot be read
+no UTF-8 | candidate 1 | log = CAST(x'ff41' AS TEXT) | candidate 1 cannot be read
+a NUL | run | kernel = 'a' || char(0) | which holds a NUL
+bytes for text | candidate 1 | log = x'ff41' | which is no str
+another identifier | candidate 1 | public_id = 'abc' || run_id | candidate 1 has another identifier
+dims that are words | task | dims = '{"rows": "../x"}' | task 0 has dimensions
+dims that are a list | task | dims = '[1, 2]' | task 0 has the dims [1, 2], which is no object
+options of lists | task | options = '{"eps": [1]}' | task 0 has dimensions
+tasks from 1 | task | number = 7 * number | its tasks are numbered [0, 7]
+details that are none | detail 0 | data = x'00' | the checks of candidate 0 cannot be read
+a source that is another | artefact | data = (SELECT data FROM artefact WHERE base_sha IS NULL AND kind = 'source') | file
+a base that goes round | artefact | base_sha = sha256 | is packed against
+options that are no JSON | run | options = '{' | row 1 of table 'run' cannot be read
+options too deep to read | run | options = replace(hex(zeroblob(50000)), '0', '[') | row 1 of table 'run' cannot be read
+a start that is a list | run | options = '{"starts": [[1]]}' | which are no points of a search space
+missing kinds that are numbers | run | options = '{"missing_kinds": {"rows=1": [3]}}' | [3]}, which are no lists of words
+a limit of no budget | run | budget = '{"joules": 5}' | and a budget has no 'joules'
+options with NaN | run | options = '{"a": NaN}' | which is no JSON
+a name that is a path | run | name = '../../x' || id | the run has the name '../../x1', which none may have
+a run's status | run | status = 'won' | the run has the unknown status 'won'
+no environment | run | environment_id = 77 | the run is of environment 77, which is not there
+a target that is no name | run | target = '../x' | has the target '../x', which none may be called
+a sampler that is no name | run | sampler = '' | has the sampler '', which none may be called
+a dtype of no kernel | task | dtype = 'float7' | task 0 has the dtype 'float7', which no kernel has
+dims below 0 | task | dims = '{"rows": -5}' | task 0 has dimensions {'rows': -5}
+an interval that is upside down | timing 1 | low_us = 9, high_us = 1 | which is not within 9.0 to 1.0
+a ratio outside of its interval | timing 1 | ratio = 3 * ratio_high | a timing of candidate 1 has the ratio 1.38
+other medians | timing 1 AND contender = 'torch' | ratio = NULL, median_us = 1e6, high_us = 1e7 | medians are
+a key of another order | candidate 8 | "order" = 77 | which does not follow from its run
+a broken seed | run | seed = 'x' | the run has the seed 'x', which is no number
+"""
+"""Changes that make a run other than evo records it: a name, the changed table and the order of the row's candidate, what is
+set in it, and a part of the sentence that refuses it."""
+
+
+@pytest.mark.parametrize("line", WRONG.strip().splitlines(), ids=lambda line: line.partition(" | ")[0])
 def test_a_run_that_is_not_as_evo_records_one_is_refused_with_its_row_and_nothing_changes(
-    full: Store, tmp_path: Path, name: str
+    filled: Path, tmp_path: Path, line: str
 ) -> None:
-    statement, said = WRONG[name]
-    assert full.path is not None
-    theirs = tmp_path / "theirs.db"
-    with Store.open(theirs, write=True) as copy:
-        merge(copy, full)
-    with sqlite3.connect(theirs) as connection:
+    _, row, change, said = line.split(" | ")
+    table, _, order = row.partition(" ")
+    key = {"candidate": '"order"', "parentage": "child_id % 4294967296"}.get(table, "candidate_id % 4294967296")
+    statement = f"UPDATE {table} SET {change}" + (f" WHERE {key} = {order}" if order else "")
+    with sqlite3.connect(filled) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
         assert connection.execute(statement).rowcount > 0
     connection.close()
     with Store.open(tmp_path / "ours.db", write=True) as target:
         record(target, "mine", range(3))
         expected = contents(target)
-        with Store.open(theirs, write=False) as source, pytest.raises(StoreError) as caught:
+        with Store.open(filled, write=False) as source, pytest.raises(StoreError) as caught:
             merge(target, source)
         assert said in str(caught.value)
         assert str(caught.value).endswith("; nothing was changed")
@@ -268,17 +181,14 @@ def test_a_refused_candidate_of_a_code_that_was_refused_before_is_taken(full: St
         ("ALTER TABLE candidate DROP COLUMN log", "its table 'candidate' cannot be read"),
     ],
 )
-def test_a_schema_that_is_not_evos_is_refused(full: Store, tmp_path: Path, statement: str, said: str) -> None:
-    theirs = tmp_path / "theirs.db"
-    with Store.open(theirs, write=True) as copy:
-        merge(copy, full)
-    with sqlite3.connect(theirs) as connection:
+def test_a_schema_that_is_not_evos_is_refused(filled: Path, tmp_path: Path, statement: str, said: str) -> None:
+    with sqlite3.connect(filled) as connection:
         for view in ("v_best", "v_lineage", "v_timings"):
             connection.execute(f"DROP VIEW {view}")
         connection.execute(statement)
     connection.close()
     with Store.open(tmp_path / "ours.db", write=True) as target:
-        with pytest.raises(StoreError, match=said), Store.open(theirs, write=False) as source:
+        with pytest.raises(StoreError, match=said), Store.open(filled, write=False) as source:
             merge(target, source)
         assert list_runs(target) == ()
 
@@ -296,15 +206,6 @@ def contents(store: Store) -> dict[str, object]:
             s.baselines(store, run.name),
         )
     return found
-
-
-@pytest.fixture
-def full(tmp_path: Path) -> Iterator[Store]:
-    """A SQLite database of two runs."""
-    with Store.open(tmp_path / "full.db", write=True) as store:
-        record(store, "first", range(9))
-        record(store, "second", range(5))
-        yield store
 
 
 def test_runs_of_both_are_there_with_everything_and_a_second_time_nothing_changes(
@@ -395,10 +296,7 @@ def test_one_that_went_on_in_both_is_refused_and_nothing_changes(where: str, ful
 
 def test_which_final_was_the_last_is_known_after_a_merge(where: str, tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db", write=True) as source:
-        run = s.new_run(source, "one")
-        with source.transaction():
-            for order in range(4):
-                source.add(run, s.ref(order), s.passed(order), elapsed_s=0.0)
+        run = s.filled(source, "one", 4)
         for turn, (one, other) in enumerate(((0, 1), (2, 3))):
             with source.transaction():
                 source.add_final(run, one, s.final(0.4), elapsed_s=1.0)

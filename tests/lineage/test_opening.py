@@ -36,10 +36,7 @@ def without_privileges() -> tuple[str, ...]:
 
 def filled(path: Path, candidates: int = 3) -> Path:
     with Store.open(path, write=True) as store:
-        run = s.new_run(store, "filled")
-        with store.transaction():
-            for order in range(candidates):
-                store.add(run, s.ref(order), s.passed(order), elapsed_s=0.0)
+        s.filled(store, "filled", candidates)
     return path
 
 

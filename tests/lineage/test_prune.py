@@ -24,7 +24,7 @@ FAMILY = {0, 1, 3, 5}  # 5, the winner, comes from 3, that from 1, that from 0
 def run(store: Store) -> str:
     """0 - 1 - 3 - 5 (winner); 2 and 4 beside them, 6 refused, 7 not compiled; 8 the leader of the other task.
 
-    Of 6, 7 and 9, which were not the fastest when they were recorded, the code is not stored.
+    The code of 6, 7 and 9, which were not the fastest when they were recorded, is not stored.
     """
     made = s.new_run(store, "old")
     parents = {1: (0,), 2: (0,), 3: (1,), 4: (Parent(2), Parent(1, "mate")), 5: (3,), 6: (4,), 7: (2,)}

@@ -30,7 +30,7 @@ NUMBER = 200
 LARGE = re.compile(r"SCAN (candidate|parentage|build|detail|timing|artefact|[ctop])\b")
 """Tables that grow with every candidate, also by their names in the views."""
 Question = Callable[[Store, str], object]
-"""Of a store with the run "two" and the public id of a candidate in it; its answer must not be empty."""
+"""A question to a store with the run "two" and the public id of a candidate in it. Its answer must not be empty."""
 
 
 @pytest.fixture(scope="module", params=["fresh", "analyzed"])

@@ -39,8 +39,7 @@ def test_a_database_whose_making_is_cut_off_is_empty(path: Path) -> None:
 
 def test_an_older_schema_is_refused_to_read_and_upgraded_to_write(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(where, write=True) as store:
-        run = s.new_run(store, "old")
-        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        run = s.filled(store, "old")
         store.add(run, s.ref(1, 0), s.passed(1), elapsed_s=0.0)
         before = store.evaluations(run)
     notes = ("ALTER TABLE candidate ADD COLUMN note TEXT DEFAULT 'x'", "ALTER TABLE run ADD COLUMN note TEXT")

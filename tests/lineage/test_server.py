@@ -109,8 +109,7 @@ def test_a_second_writer_leaves_a_search_alone_and_continues_one_that_was_killed
     with Store.open(postgres_url, write=False) as reader, Store.open(postgres_url, write=True) as writer:
         with pytest.raises(StoreError, match="'elsewhere' is being searched by another process, perhaps on another"):
             writer.set_status(writer.run("elsewhere"), RunStatus.RUNNING, elapsed_s=0.0)
-        run = s.new_run(writer, "mine")
-        writer.add(run, s.ref(0), s.passed(0), elapsed_s=1.0)
+        run = s.filled(writer, "mine")
         assert {r.name: r.status for r in list_runs(reader)} == {"mine": "running", "elsewhere": "running"}
         elsewhere.kill()
         elsewhere.wait()
@@ -135,8 +134,7 @@ def test_a_connection_that_is_lost_is_made_again_and_the_run_stays_its_searchs(p
         server.execute(f"ALTER DATABASE evo_tests ALLOW_CONNECTIONS {yes}")
 
     with Store.open(postgres_url, write=True) as store:
-        run = s.new_run(store, "mine")
-        store.add(run, s.ref(0), s.passed(0), elapsed_s=1.0)
+        run = s.filled(store, "mine")
         server.execute(CUT)
         store.add(run, s.ref(1), s.passed(1), elapsed_s=2.0)
         admit(False)
@@ -179,8 +177,8 @@ def write(where: str, number: int) -> str:
 
 
 def test_several_writers_at_once_lose_and_double_nothing(where: str) -> None:
-    """On a server side by side, with the same sources in opposite order, each waiting for what another has just stored;
-    on one file one after another, the others being told to wait."""
+    """Writers work side by side on a server, with the same sources in opposite order, each waiting for what another has just
+    stored; on one file they work one after another, the others being told to wait."""
     with multiprocessing.get_context("spawn").Pool(WRITERS) as pool:
         names = pool.starmap_async(write, [(where, i) for i in range(WRITERS)], chunksize=1).get(timeout=200)
     with Store.open(where, write=False) as store:

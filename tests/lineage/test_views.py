@@ -112,7 +112,7 @@ def test_v_timings_has_every_timing_with_its_names(store: Store) -> None:
 
 
 def test_duckdb_reads_them(path: Path) -> None:
-    """With DuckDB's sqlite extension, which comes as a package where its own site cannot be reached."""
+    """DuckDB's sqlite extension comes as a package where its own site cannot be reached."""
     duckdb = pytest.importorskip("duckdb", reason="the package duckdb is not installed")
     with Store.open(path, write=True) as store:
         fill(store)

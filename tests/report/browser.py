@@ -58,7 +58,7 @@ class Browser:
         return [m["params"]["request"]["url"] for m in sent]
 
     def foreign(self, host: str = "") -> list[str]:
-        """Those of them that went anywhere but to the page's own host."""
+        """The requests that went anywhere but to the page's own host."""
         parts = [(url, urlsplit(url)) for url in self.requests()]
         return [url for url, p in parts if p.scheme not in _OWN and p.netloc != host]
 

@@ -119,7 +119,7 @@ def test_a_finished_run_is_told_with_its_interval_its_noise_and_its_baselines(
 
 
 def test_a_page_numbers_candidates_as_the_commands_do(known: dict[str, RunOutcome], rendered: dict[str, str]) -> None:
-    """By their order in the run, from 0: also where a run has several workloads."""
+    """Candidates are numbered by their order in the run, from 0, also where a run has several workloads."""
     two = known["two"].workloads[1]
     last = two.milestones[-1]
     assert last.order == 2 * (last.evaluated - 1) + 1
