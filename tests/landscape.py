@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from evo.job.job import plan_run
+
 from evo.errors import DeviceError
 from evo.evaluation import Binary, Build, Check, Evaluation, Status, Timing
 from evo.executors import InFlight
@@ -23,7 +25,6 @@ from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.sanitize import Sanitized
 from evo.search.loop import Budget
-from evo.search.run import plan_run
 from evo.targets import find_target
 
 

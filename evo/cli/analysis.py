@@ -18,30 +18,26 @@ from evo.analysis.explanation import Explanation
 from evo.analysis.explanation import explain as read_explanation
 from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, present_space, read_failures
 from evo.analysis.importance import Importance, read_importance
+from evo.analysis.named import find_candidate, workload_of
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
 from evo.analysis.runs import find_run
-from evo.cli.options import (
-    DEFAULT_DB,
-    CandidateName,
-    Db,
-    Json,
-    RunName,
-    Seed,
-    Trust,
-    answer,
-    command_line,
-    draw_seed,
-    make_console,
-    parse_legal,
-    print_json,
-)
-from evo.cli.recorded import find_candidate, look, task_of, trusted, workload_of
-from evo.cli.tables import (
+from evo.cli.options import CandidateName, Db, Json, RunName, Seed, Trust, answer, print_json
+from evo.cli.recorded import look, task_of, trusted
+from evo.environment import DEFAULT_DB, command_line
+from evo.errors import UsageError
+from evo.job.values import draw_seed, parse_legal
+from evo.lineage import LATEST
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.loading import recorded_kernel
+from evo.report.sentences import hardly_tried, is_sure
+from evo.report.terminal import (
     Terminal,
     change_text,
     factor,
     interval,
+    make_console,
     median,
     say,
     share,
@@ -49,12 +45,6 @@ from evo.cli.tables import (
     speedup,
     unless_busy,
 )
-from evo.errors import UsageError
-from evo.lineage import LATEST
-from evo.lineage.store import Store
-from evo.problem.genome import Genome
-from evo.problem.loading import recorded_kernel
-from evo.report.sentences import hardly_tried, is_sure
 from evo.report.text import counted, short
 
 if TYPE_CHECKING:
@@ -315,8 +305,8 @@ def _rest(found: Explanation, command: str) -> str:
 def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db: str) -> Ablation:
     """The edits of an explanation, timed in one race on this machine. Raises UsageError where the candidate's code does
     not run here."""
-    from evo.cli.search import open_workers  # what builds and times; it takes longer to import than all else takes
     from evo.search.check import measure_ablation
+    from evo.search.place import open_workers  # what builds and times; it takes longer to import than all else takes
     from evo.targets import find_target
 
     target = find_target(record.target)

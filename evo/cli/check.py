@@ -16,40 +16,17 @@ from typing import Annotated, Any
 import typer
 
 from evo.analysis.candidates import CandidateRecord
+from evo.analysis.named import find_candidate, find_winners, is_of, may_be_candidate, workload_of
 from evo.analysis.runs import find_best
-from evo.cli.options import (
-    DEFAULT_DB,
-    Db,
-    Json,
-    Seed,
-    TargetName,
-    Trust,
-    answer,
-    cache_dir,
-    draw_seed,
-    make_console,
-    parse_legal,
-    print_json,
-)
-from evo.cli.recorded import (
-    again_line,
-    drawn_case,
-    find_candidate,
-    find_winners,
-    is_of,
-    may_be_candidate,
-    source_remarks,
-    task_of,
-    trusted,
-    verdicts_of,
-    workload_of,
-)
+from evo.cli.options import Db, Json, Seed, TargetName, Trust, answer, print_json
+from evo.cli.recorded import again_line, drawn_case, source_remarks, task_of, trusted, verdicts_of
 from evo.cli.screen import CheckLines
-from evo.cli.search import load_context, open_workers
-from evo.cli.tables import Terminal, say, short_workload, time_cells, unless_busy
+from evo.environment import DEFAULT_DB, cache_dir
 from evo.errors import DeviceError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Build, Status
 from evo.executors._processes import SCRATCH
+from evo.job.job import check_workloads, load_context
+from evo.job.values import draw_seed, parse_legal
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
@@ -57,10 +34,12 @@ from evo.measure.cases import count_kinds, is_case_text, parse_case
 from evo.problem.genome import Genome
 from evo.problem.loading import find_kernel, names_near, recorded_kernel
 from evo.problem.render import unread_parameters
+from evo.report.terminal import Terminal, make_console, say, short_workload, time_cells, unless_busy
 from evo.report.text import counted, lacks, short
 from evo.sanitize import choose_tools
 from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of, cost_faults
-from evo.search.run import check_workloads, open_executor
+from evo.search.place import open_workers
+from evo.search.run import open_executor
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 

@@ -16,11 +16,10 @@ from evo.export import MANIFEST, check_replaceable, find_exporter
 from evo.export._winners import choose_winners, export_all_candidates, export_winners
 from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
-from evo.job.job import parse_duration
 from evo.lineage.store import Store
 from evo.problem.loading import kernel_names, load_kernel
 from evo.report.terminal import notice, say, short_workload
-from evo.report.text import short
+from evo.report.text import parse_duration, short
 
 _SHOWN = 5
 """Lines or names; of more, how many there are."""

@@ -25,11 +25,12 @@ from threadpoolctl import threadpool_limits
 
 from evo.analysis.replay import Replay, Score, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
-from evo.cli.options import Json, handling, make_console, parse_sampler_options, print_json
-from evo.cli.screen import LINE_EVERY_S
-from evo.cli.tables import figure, make_table, say
+from evo.cli.options import Json, print_json
 from evo.errors import EvoError, UsageError
+from evo.job.values import parse_sampler_options
 from evo.lineage.database import check_folder
+from evo.report.progress import LINE_EVERY_S
+from evo.report.terminal import figure, handling, make_console, make_table, say
 from evo.report.text import counted, duration
 from evo.search.samplers import find_sampler, sampler_names
 

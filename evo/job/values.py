@@ -1,8 +1,9 @@
 """Values as users write them: seeds, NAME=VALUE, points of a search space, options of a sampler."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from evo.errors import UsageError
 from evo.problem.genome import Genome
@@ -21,23 +22,23 @@ def draw_seed(seed: int | None) -> int:
     return int.from_bytes(os.urandom(4)) if seed is None else seed
 
 
-def parse_values(texts: Iterable[str], space: Space, option: str) -> dict[str, Value]:
-    """NAME=VALUE pairs; each value is one of the parameter's. Raises UsageError, UnknownNameError or SpaceError."""
+def read_values(written: Mapping[str, Value], space: Space) -> dict[str, Value]:
+    """Values of parameters, which may be written as text, as the parameters have them. Raises UnknownNameError or
+    SpaceError."""
     values: dict[str, Value] = {}
-    for text in texts:
-        name, value = split_pair(text, option)
+    for name, value in written.items():
         parameter = space.by_name.get(name)
-        match = next((v for v in parameter.values if str(v).lower() == value.lower()), None) if parameter else None
-        values[name] = value if match is None else match
+        same = (v for v in (parameter.values if parameter else ()) if str(v).lower() == str(value).lower())
+        values[name] = next(same, value)
         space.require(name, values[name])
     return values
 
 
 def parse_point(text: str, space: Space, option: str) -> Point:
-    """The default with the values of NAME=VALUE,... Raises what `parse_values` raises, and UsageError for values that
+    """The default with the values of NAME=VALUE,... Raises what `read_values` raises, and UsageError for values that
     have no effect. Whether it is legal is another question."""
     parts = [part for part in text.split(",") if part]
-    values = parse_values(parts, space, option)
+    values = read_values(split_pairs(parts, option), space)
     if len(values) < len(parts):
         raise UsageError(f"{option} {text!r} names a parameter twice")
     point = space.complete({**space.default, **values})
@@ -54,21 +55,23 @@ def parse_legal(text: str, space: Space, option: str) -> Genome:
     return Genome.of(point)
 
 
-def split_pair(text: str, option: str) -> tuple[str, str]:
-    """NAME=VALUE as two texts. Raises UsageError."""
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise UsageError(f"{option} {text!r} is not NAME=VALUE")
-    return name, value
-
-
-def parse_sampler_options(texts: Iterable[str]) -> dict[str, object]:
-    """NAME=VALUE pairs; values are numbers where they can be read as such. The sampler checks names and values."""
-    options: dict[str, object] = {}
+def split_pairs(texts: Iterable[str], option: str) -> dict[str, Any]:
+    """NAME=VALUE as two texts each. Raises UsageError."""
+    pairs = {}
     for text in texts:
-        name, value = split_pair(text, "--sampler-option")
-        options[name] = value
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{option} {text!r} is not NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def read_numbers(written: Mapping[str, object]) -> dict[str, object]:
+    """Options of a sampler, which may be written as text: numbers where they can be read as such. The sampler checks names
+    and values."""
+    options = dict(written)
+    for name, value in written.items():
         for kind in (float, int):
             with suppress(ValueError):
-                options[name] = parse_number(value, kind)
+                options[name] = parse_number(value, kind) if isinstance(value, str) else value
     return options

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from evo.job.starts import read_starts
 
+from evo.analysis.named import is_of
 from evo.analysis.runs import list_runs
 from evo.cli.check import _contenders, _for_each
-from evo.cli.recorded import is_of
-from evo.cli.search import read_starts
 from evo.errors import UsageError
 from evo.evaluation import Candidate, Proposal
 from evo.lineage import Environment

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evo.job.job import check_workloads
 
 from evo.cli.jobs import read_jobs
-from evo.cli.options import parse_duration
 from evo.errors import DeviceError
 from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
-from evo.search.run import check_workloads
+from evo.report.text import parse_duration
 from evo.search.samplers import sampler_names
 from evo.targets import find_target
 from tests.ended import run_python

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from evo.report.progress import LiveScreen, PlainLines, busy_share
 from rich.console import Console
 
 from evo.cli import screen
-from evo.cli.screen import LiveScreen, PlainLines, busy_share, unfinished
+from evo.cli.screen import unfinished
 from evo.executors import InFlight
 from evo.lineage import Environment
 from evo.lineage.store import Store

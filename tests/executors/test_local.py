@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import torch
+from evo.job.job import check_workloads
 
 from evo.errors import DeviceError, KernelError
 from evo.evaluation import Build, Evaluation, Status
@@ -30,7 +31,6 @@ from evo.measure import Incumbent, TaskData, buffers, gate
 from evo.problem.genome import Genome
 from evo.problem.kernel import Tensors
 from evo.problem.loading import kernel_digest, load_kernel
-from evo.search.run import check_workloads
 from evo.targets import find_target
 from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evo.job.job import check_workloads
 
 from evo.analysis.finals import read_run_finals
 from evo.errors import UsageError
 from evo.lineage import RunSpec
 from evo.lineage.store import Store
 from evo.search.cover import choose
-from evo.search.run import check_workloads, hold_all_finals
+from evo.search.finals import hold_all_finals
 from tests.landscape import LandscapeExecutor, code_of, timing
 from tests.search.test_loop import KERNEL, configure, genomes, longer, search
 

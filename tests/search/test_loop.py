@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evo.job.job import check_workloads, plan_run
 
 from evo.analysis.finals import read_run_finals
 from evo.analysis.runs import find_best, find_run
@@ -26,9 +27,9 @@ from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
-from evo.search.finals import Finals, build_all, end_finals, hold_race
+from evo.search.finals import Finals, build_all, end_finals, hold_all_finals, hold_race
 from evo.search.loop import Budget, Progress, Search, StopReason
-from evo.search.run import check_workloads, choose_devices, hold_all_finals, plan_run
+from evo.search.place import choose_devices
 from evo.search.samplers import find_sampler
 from evo.search.tasks import Patience, TaskExecutor, tasks_of
 from evo.targets import find_target
