@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from evo.report.progress import LiveScreen
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
 from evo.cli import run, search
 from evo.problem.kernel import Workload
+from evo.report.progress import LiveScreen
 from evo.report.terminal import Terminal
 from evo.search.loop import Budget, Progress
 

@@ -24,7 +24,7 @@ from evo.analysis.pareto import AXES, Nondominated, read_pareto
 from evo.analysis.runs import find_run
 from evo.cli.options import CandidateName, Db, Json, RunName, Seed, Trust, answer, print_json
 from evo.cli.recorded import look, task_of, trusted
-from evo.environment import DEFAULT_DB, command_line
+from evo.environment import DEFAULT_DB, cache_dir, command_line
 from evo.errors import UsageError
 from evo.job.values import draw_seed, parse_legal
 from evo.lineage import LATEST
@@ -39,7 +39,7 @@ from evo.report.terminal import (
     interval,
     make_console,
     median,
-    say,
+    notice,
     share,
     short_workload,
     speedup,
@@ -314,14 +314,14 @@ def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db:
         raise UsageError(f"code for {record.arch} cannot be timed here: {reason}")
     here = target.device().name
     if here != record.device:
-        say(f"evo: timed on {here}; the recorded figures are of {record.device}", err=True)
+        notice(f"timed on {here}; the recorded figures are of {record.device}")
     kernel = recorded_kernel(record.kernel, None)
     if kernel.digest != record.kernel_digest:
-        say(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
+        notice(f"kernel {kernel.name} has changed since: what its template renders now is timed")
     edits = [credit.change for credit in found.edits]
     if sys.stderr.isatty():  # nothing is shown until the end
-        say(f"evo: building, gating and timing {counted(len(edits), 'edit')}; this takes a minute or more", err=True)
-    with open_workers(record.target, db) as executor:
+        notice(f"building, gating and timing {counted(len(edits), 'edit')}; this takes a minute or more")
+    with open_workers(record.target, cache_dir(db)) as executor:
         task = task_of(record, executor, seed)
         return measure_ablation(task, Genome.of(found.base), Genome.of(record.parameters), edits)
 
@@ -382,7 +382,7 @@ def failures(
 
 def _print_totals(console: Terminal, totals: Sequence[FailureTotal]) -> None:
     if not totals:
-        say("evo: no candidate has been recorded in this database yet", err=True)
+        notice("no candidate has been recorded in this database yet")
     rows = [
         {
             "kernel": t.kernel,
@@ -482,7 +482,7 @@ def operators(
 
 def _print_operators(console: Terminal, found: Sequence[OperatorCredit]) -> None:
     if not found:
-        say("evo: no candidate of this run has been recorded yet", err=True)
+        notice("no candidate of this run has been recorded yet")
         return
     rows = [
         {

@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def read_jobs(path: Path) -> list[dict[str, Any]]:
             )
         key = "kernel"
         try:
-            job = {}
+            job: dict[str, Any] = {}
             for key, value in table.items():
                 job[key] = _READERS[key](value) if key in _READERS else read_option(key, value, [*OPTIONS, *_READERS])
             key = "name"
@@ -67,7 +67,7 @@ def _read_priority(value: object) -> float:
     return value
 
 
-_READERS = {"kernel": _read_kernel, "priority": _read_priority}
+_READERS: Mapping[str, Callable[[object], object]] = {"kernel": _read_kernel, "priority": _read_priority}
 """What reads the keys that are no options of a search."""
 
 

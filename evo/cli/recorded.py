@@ -13,7 +13,7 @@ from evo.errors import EvoError, UsageError
 from evo.evaluation import Check
 from evo.measure.cases import is_case_text
 from evo.problem.loading import load_kernel, recorded_kernel
-from evo.report.terminal import say
+from evo.report.terminal import notice
 from evo.report.text import short
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def look(trust: bool, *kernels: tuple[str, str]) -> None:
             recorded_kernel(name, digest)
         except EvoError as error:
             if trust or type(error) is UsageError:  # others are as little here with --trust
-                say(f"evo: {error}", err=True)
+                notice(str(error))
 
 
 def source_remarks(record: CandidateRecord, digest: str, db: str) -> list[str]:

@@ -27,7 +27,7 @@ from evo.analysis.replay import Replay, Score, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, print_json
 from evo.errors import EvoError, UsageError
-from evo.job.values import parse_sampler_options
+from evo.job.values import read_numbers, split_pairs
 from evo.lineage.database import check_folder
 from evo.report.progress import LINE_EVERY_S
 from evo.report.terminal import figure, handling, make_console, make_table, say
@@ -61,7 +61,7 @@ def replay(
         raise UsageError(f"--plot {plot} is a file: name a folder")
     if plot is not None:
         check_folder(plot, "--plot")
-    options = _by_sampler(parse_sampler_options(sampler_options or ()), names)
+    options = _by_sampler(read_numbers(split_pairs(sampler_options or (), "--sampler-option")), names)
     for path in spaces:  # refuses bad files and options before anything starts
         space = read_space(path).space(random.Random(0))
         for name in names:

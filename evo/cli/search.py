@@ -92,8 +92,8 @@ def search(
 ) -> None:
     """Search for faster variants of a kernel."""
     from_file = kernel.endswith(".toml")
-    typed: dict[str, Any] = {name: value for name, value in context.params.items() if value not in (None, ())}
-    own = {name: value for name, value in typed.items() if name in OPTIONS}
+    typed = {name: value for name, value in context.params.items() if name != "kernel" and value not in (None, ())}
+    own: dict[str, Any] = {name: value for name, value in typed.items() if name in OPTIONS}
     if sampler_options:
         own["sampler_options"] = split_pairs(sampler_options, "--sampler-option")
     tables = read_jobs(Path(kernel)) if from_file else [{"kernel": kernel}]
@@ -102,7 +102,7 @@ def search(
         raise UsageError(f"--name and --export are for one search, and {kernel} holds {len(tables)}")
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
-    jobs = list[tuple[Mapping[str, Any], Job]]()
+    jobs = list[tuple[dict[str, Any], Job]]()
     for table in tables:  # what the last one lacks is said before the first one takes its hours
         told = {key: value for key, value in table.items() if key != "kernel"}
         told |= own | {"sampler_options": told.get("sampler_options", {}) | own.get("sampler_options", {})}
@@ -121,7 +121,9 @@ def search(
             notice(f"run {begun.name} of {kernel} is finished: {shown}; to search on: {longer} --budget ...")
             continue
         limit = job.budget if "budget" in told or "evaluations" in told else None
-        opening = open_again(begun.name, db, notice, budget=limit, place=job.place) if begun else open_search(job, db, notice)
+        opening = open_search(job, db, notice)
+        if begun is not None:
+            opening = open_again(begun.name, db, notice, budget=limit, place=job.place)
         again = ("search", kernel, *_words(context, typed)) if several else ()
         try:
             with _told_of(job.name, kernel if from_file else ""), opening as opened:
@@ -162,7 +164,7 @@ def _begun(job: Job, told: Mapping[str, Any], db: str) -> StoredRun | None:
         return None
     named = "workloads" in told or "cover" in told
     if job.kernel.folder != find_kernel(found.spec.kernel) or (named and job.workloads != found.spec.workloads):
-        raise UsageError("the database has a run of that name that searches for something else; give this one another name")
+        raise UsageError("the database has a run of that name that searches for something else; choose another name")
     return found
 
 

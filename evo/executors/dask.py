@@ -478,8 +478,6 @@ def _said(error: BaseException) -> str:
 def _cluster(scheduler: str) -> tuple[Any, str, int]:
     """A cluster that is started, if a file describes one, the address of its scheduler, and how many workers to wait for.
     Raises UsageError."""
-    if not scheduler:
-        raise UsageError("--executor dask needs --scheduler tcp://HOST:8786, or --cluster FILE.yaml, which starts a cluster")
     if not scheduler.endswith((".yaml", ".yml")):
         return None, scheduler, 1
     cluster = None
@@ -496,7 +494,7 @@ def _cluster(scheduler: str) -> tuple[Any, str, int]:
         if cluster is not None:
             cluster.close()
         raise UsageError(
-            f"--cluster {scheduler} starts no cluster ({_said(error)}): it needs cluster: distributed.LocalCluster or"
+            f"--on {scheduler} starts no cluster ({_said(error)}): it needs cluster: distributed.LocalCluster or"
             " another class, options: its arguments, workers: how many"
         ) from error
     return cluster, cluster.scheduler_address, wanted

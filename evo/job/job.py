@@ -20,7 +20,7 @@ from evo.problem.space import Value, parse_number
 from evo.report.text import parse_duration
 from evo.search.finals import FINALISTS
 from evo.search.loop import Budget, default_max_in_flight
-from evo.search.place import Place, choose_devices, default_builders
+from evo.search.place import HERE, Place, choose_devices, default_builders
 from evo.search.samplers import find_sampler
 from evo.search.tasks import missing_kinds
 from evo.targets import answers, find_target, target_names
@@ -53,7 +53,7 @@ class Job:
     """What is tried first, before the default: see `evo.job.starts.read_starts`."""
     cold: bool = False
     """The search begins with nothing that earlier runs found."""
-    place: Place = Place()
+    place: Place = HERE
     finalists: int = FINALISTS
     """Candidates of each workload that are timed again."""
     sanitize_finals: bool = False
@@ -227,8 +227,8 @@ def read_place(given: Mapping[str, Any]) -> Place:
 
 
 def choose_target(kernel: Kernel, target: str | None, arch: str | None, place: Place) -> str:
-    """The target named, else that of the architecture, the only one of the kernel, or the best one present. Raises UsageError
-    for one that the kernel has no template for; DeviceError if nothing was named and nothing is present."""
+    """The target named, else that of the architecture, the only one of the kernel, or the best one present. Raises
+    UsageError for one that the kernel has no template for; DeviceError if nothing was named and nothing is present."""
     if target is None and arch and _CUDA_ARCH.match(arch):
         target = "cuda"
     elif target is None and len(kernel.dtypes) == 1:  # whether such a device is present or not
@@ -259,7 +259,7 @@ def load_context(name: str, target: str | None, arch: str | None) -> tuple[Kerne
     """A kernel with the target and the architecture that it is looked at for on this machine. Raises what `load_kernel`,
     `choose_target` and `choose_arch` raise."""
     kernel = load_kernel(name)
-    chosen = choose_target(kernel, target, arch, Place())
+    chosen = choose_target(kernel, target, arch, HERE)
     return kernel, chosen, choose_arch(find_target(chosen), arch)
 
 

@@ -17,7 +17,7 @@ from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
 from evo.report.progress import check_log
 from evo.search.loop import Budget
-from evo.search.place import Place, open_workers
+from evo.search.place import HERE, Place, open_workers
 from evo.search.run import check_default, describe_environment
 from evo.search.samplers import find_sampler
 from evo.search.tasks import OpenRun
@@ -41,10 +41,9 @@ def open_search(job: Job, db: str, tell: Callable[[str], None]) -> Iterator[Open
 
 @contextmanager
 def open_again(
-    run: str, db: str, tell: Callable[[str], None], *, budget: Budget | None = None, place: Place | None = None
+    run: str, db: str, tell: Callable[[str], None], *, budget: Budget | None = None, place: Place = HERE
 ) -> Iterator[OpenRun]:
     """A run that is ready to be continued. budget, tell: see `prolong` and `open_search`. Raises what `prolong` raises."""
-    place = place or Place()
     with ExitStack() as opened:
         store = opened.enter_context(Store.open(db, write=True))
         spec = store.run(run).spec
@@ -68,8 +67,8 @@ def _open_elsewhere(place: Place, target: str, db: str, tell: Callable[[str], No
 
 
 def check_early(job: Job, db: str, *, taken: bool = True) -> None:
-    """Raises UsageError for what can be seen to be wrong without a device or a compiler. taken: also for a name that a run of
-    the database has."""
+    """Raises UsageError for what can be seen to be wrong without a device or a compiler. taken: also for the name of a run
+    that the database has."""
     check_log(job.log)
     Store.check_writable(db, job.name if taken else None)
     check_folder(cache_dir(db), "EVO_CACHE")

@@ -1,4 +1,4 @@
-"""A search while it runs: it is carried out here, with a live screen on a terminal, plain lines elsewhere, lines in a log."""
+"""A search while it runs: a live screen on a terminal, plain lines elsewhere, lines of JSON in a log."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ _PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
 _SHORT_PATIENCE = 2.0
 """So many times the search's time is waited at most where that is less than the least."""
 Begins = Callable[[Workload, float], None]
-"""Is called for a workload whose finals begin, with 0; where they wait for a quiet machine, with the seconds that are left."""
+"""Is called for a workload whose finals begin, with 0; for one whose finals wait for a quiet machine, with the seconds that
+are left."""
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _WINNERS_MULTIPLE = 3
 """The winner meets so many times the random cases of a finalist, on top."""

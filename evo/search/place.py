@@ -83,10 +83,13 @@ class Place:
         return found
 
 
-def open_workers(target: str, cache: Path, place: Place | None = None) -> closing[Executor]:
+HERE = Place()
+"""This machine, with its first device."""
+
+
+def open_workers(target: str, cache: Path, place: Place = HERE) -> closing[Executor]:
     """Worker processes that start at once: they take seconds to get ready, so open this before anything slow. cache: the
-    folder of what is compiled; place: this machine with its first device, where it is left out."""
-    place = place or Place()
+    folder of what is compiled."""
     config = ExecutorConfig(cache_dir=cache, builders=place.builders or 1, devices=(place.devices or "",))
     if place.is_elsewhere:
         config = replace(config, scheduler=place.on)

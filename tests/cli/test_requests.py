@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evo.job.job import check_workloads
 
 from evo.cli.jobs import read_jobs
 from evo.errors import DeviceError
+from evo.job.job import check_workloads
 from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
 from evo.report.text import parse_duration
@@ -209,8 +209,8 @@ def test_what_needs_no_worker_is_refused_before_one_is_opened(
     (tmp_path / "folder").mkdir()
     with Store.open(tmp_path / "lineage.db", write=True) as store:
         new_run(store, "taken")
-    monkeypatch.setattr("evo.cli.search.open_executor", None)
-    monkeypatch.setattr("evo.cli.check.open_executor", None)
+    monkeypatch.setattr("evo.job.opening.open_workers", None)
+    monkeypatch.setattr("evo.cli.check.open_workers", None)
     words = tuple("./toy" if word == "KERNEL" else word for word in words)
     ended = here(*words, *(() if "--db" in words else ("--db", "lineage.db")))
     assert ended.code == 2
@@ -223,7 +223,7 @@ def test_what_needs_no_worker_is_refused_before_one_is_opened(
 def test_a_cache_that_cannot_be_written_is_told_at_once(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_kernel(tmp_path / "toy")
     monkeypatch.setenv("EVO_CACHE", f"{UNWRITABLE}/cache")
-    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    monkeypatch.setattr("evo.job.opening.open_workers", None)
     ended = here("search", "./toy", "--target", "cpu")
     assert f"cannot write in the folder {UNWRITABLE}/cache: " in ended.sentence
     assert "choose another with EVO_CACHE" in ended.sentence
@@ -233,7 +233,7 @@ def test_a_database_that_another_search_writes_to_is_refused_at_once(
     here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_kernel(tmp_path / "toy")
-    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    monkeypatch.setattr("evo.job.opening.open_workers", None)
     with Store.open(tmp_path / "lineage.db", write=True):
         ended = here("search", "./toy", "--target", "cpu", "--db", "lineage.db")
     assert "writes to this database" in ended.sentence
@@ -242,7 +242,7 @@ def test_a_database_that_another_search_writes_to_is_refused_at_once(
 def test_only_where_there_is_no_database_yet_a_search_starts_from_nothing_without_a_word(
     here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    monkeypatch.setattr("evo.job.opening.open_workers", None)
     write_kernel(tmp_path / "toy")
     search = ("search", "./toy", "--target", "cpu", "--db", "lineage.db")
     with Store.open(tmp_path / "lineage.db", write=True) as store:

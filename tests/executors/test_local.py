@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import torch
-from evo.job.job import check_workloads
 
 from evo.errors import DeviceError, KernelError
 from evo.evaluation import Build, Evaluation, Status
@@ -27,6 +26,7 @@ from evo.executors._device import Device, Job, prepare_device
 from evo.executors._device import session as session_of_process
 from evo.executors._worker import MOST_KILLED, Worker
 from evo.executors.local import LocalExecutor
+from evo.job.job import check_workloads
 from evo.measure import Incumbent, TaskData, buffers, gate
 from evo.problem.genome import Genome
 from evo.problem.kernel import Tensors
