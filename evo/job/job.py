@@ -121,7 +121,7 @@ def read_option(name: str, value: object, known: Collection[str] = OPTIONS) -> A
     if name not in known:
         raise UnknownNameError("option", name, known)
     if value in ("", (), [], {}) or (isinstance(value, list | tuple) and "" in value):
-        raise UsageError(f"{name} is empty, or holds an empty text; leave it out, or give it a value")
+        raise UsageError(f"{name} {'holds an empty text' if value else 'is empty'}; leave it out, or give it a value")
     return _READERS[OPTIONS[name]](name, value)
 
 
@@ -155,7 +155,7 @@ def _read_texts(name: str, value: object) -> tuple[str, ...]:
 
 def _read_table(name: str, value: object) -> dict[str, object]:
     if not isinstance(value, Mapping):
-        raise UsageError(f"{name} must be a table of names and values, got {value!r}")
+        raise UsageError(f"{name} must be a table, got {value!r}")
     return read_numbers(value)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from evo.cli import screen
 from evo.errors import UsageError
 from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
@@ -25,6 +24,7 @@ from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.problem.space import Point
+from evo.report import progress as screen
 from evo.report.progress import CheckLines
 from evo.search.check import check_kernel
 from evo.search.loop import Search, StopReason

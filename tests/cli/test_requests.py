@@ -331,7 +331,7 @@ JOBS = {
     "workloads": (f'{JOB}workloads = "abc"\n', "workloads must be a list of texts, got 'abc'"),
     "workload": (f"{JOB}workloads = [7]\n", "'7'"),
     "evaluations": (f"{JOB}evaluations = 1.5\n", "line 3: evaluations must be a whole number, got 1.5"),
-    "budget": (f"{JOB}budget = []\n", "line 3: budget is empty, or holds an empty text; leave it out"),
+    "budget": (f"{JOB}budget = []\n", "line 3: budget is empty; leave it out"),
     "no time": (f'{JOB}budget = "soon"\n', "'soon' is not a duration"),
     "fix": (f"{JOB}fix = 3\n", "line 3: fix must be a list of texts, got 3"),
     "builders": (f"{JOB}builders = 0\n", "builders must be at least 1, got 0"),
@@ -344,14 +344,14 @@ JOBS = {
     ),
     "an empty kernel": ('[search]\nkernel = ""\n', "line 2: kernel must be a kernel's name or folder, got ''"),
     **{
-        f"an empty {key}": (f'{JOB}{key} = ""\n', f"line 3: {key} is empty, or holds an empty text")
+        f"an empty {key}": (f'{JOB}{key} = ""\n', f"line 3: {key} is empty; leave it out")
         for key in ("sampler", "name", "target", "arch", "budget", "devices", "on", "seed")
     },
     **{
-        f"no {key}": (f"{JOB}{key} = []\n", f"line 3: {key} is empty, or holds an empty text")
+        f"no {key}": (f"{JOB}{key} = []\n", f"line 3: {key} is empty; leave it out")
         for key in ("workloads", "cover", "start", "fix")
     },
-    "an empty workload": (f'{JOB}workloads = ["{SMALL}", ""]\n', "line 3: workloads is empty, or holds an empty text"),
+    "an empty workload": (f'{JOB}workloads = ["{SMALL}", ""]\n', "line 3: workloads holds an empty text; leave it out"),
     "no sampler options": (f"{JOB}sampler_options = {{}}\n", "line 3: sampler_options is empty"),
     **{
         f"a {key} that is true": (f"{JOB}{key} = true\n", f"line 3: {key} must be a single value, got True")
