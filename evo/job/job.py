@@ -2,12 +2,12 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, TypedDict, get_type_hints
+from typing import Any, TypeAlias, TypedDict, get_type_hints
 
 from evo.errors import DeviceError, UnknownNameError, UsageError
 from evo.executors import AskedTarget, Executor
@@ -75,33 +75,43 @@ class Job:
 # -- what a user says ---------------------------------------------------------------------------------------------
 
 
+_Text: TypeAlias = str | Path | None
+_Time: TypeAlias = str | float | None
+_Number: TypeAlias = int | None
+_Texts: TypeAlias = Sequence[str] | None
+_Table: TypeAlias = Mapping[str, object] | None
+_Pairs: TypeAlias = Sequence[str] | Mapping[str, Value] | None
+
+
 class Options(TypedDict, total=False):
     """What a search may be told: the options of the command, the keys of a job file and the arguments of `evo.search`. None
     is what is left out."""
 
-    target: str | Path | None
-    arch: str | Path | None
-    workloads: Sequence[str] | None
-    cover: Sequence[str] | None
-    budget: str | float | None
-    evaluations: int | None
-    patience: int | None
-    sampler: str | Path | None
-    sampler_options: Mapping[str, object] | None
-    seed: int | None
-    fix: Sequence[str] | Mapping[str, Value] | None
-    start: Sequence[str] | None
+    target: _Text
+    arch: _Text
+    workloads: _Texts
+    cover: _Texts
+    budget: _Time
+    evaluations: _Number
+    patience: _Number
+    sampler: _Text
+    sampler_options: _Table
+    seed: _Number
+    fix: _Pairs
+    start: _Texts
     cold: bool
-    builders: int | None
-    devices: str | Path | None
-    on: str | Path | None
-    finalists: int | None
+    builders: _Number
+    devices: _Text
+    on: _Text
+    finalists: _Number
     sanitize_finals: bool
-    name: str | Path | None
-    log: str | Path | None
+    name: _Text
+    log: _Text
 
 
 OPTIONS = get_type_hints(Options)
+_WANTED = {bool: "true or false", _Number: "a whole number", _Text: "a single value", _Time: "a single value"}
+_WANTED |= {_Texts: "a list of texts", _Pairs: "a list of texts", _Table: "a table"}
 _REPLACED = ("executor", "scheduler", "cluster")
 
 
@@ -122,59 +132,28 @@ def read_option(name: str, value: object, known: Collection[str] = OPTIONS) -> A
         raise UnknownNameError("option", name, known)
     if value in ("", (), [], {}) or (isinstance(value, list | tuple) and "" in value):
         raise UsageError(f"{name} {'holds an empty text' if value else 'is empty'}; leave it out, or give it a value")
-    return _READERS[OPTIONS[name]](name, value)
+    if (read := _read(OPTIONS[name], value)) is None:
+        raise UsageError(f"{name} must be {_WANTED[OPTIONS[name]]}, got {value!r}")
+    return read
 
 
-def _read_flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{name} must be true or false, got {value!r}")
-    return value
-
-
-def _read_text(name: str, value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
-        raise UsageError(f"{name} must be a single value, got {value!r}")
-    return os.fspath(value) if isinstance(value, Path) else str(value)
-
-
-def _read_number(name: str, value: object) -> int:
-    number: object = value
-    if isinstance(value, str):
-        with suppress(ValueError):
-            number = parse_number(value, int)
-    if type(number) is not int:
-        raise UsageError(f"{name} must be a whole number, got {value!r}")
-    return number
-
-
-def _read_texts(name: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise UsageError(f"{name} must be a list of texts, got {value!r}")
-    return tuple(str(one) for one in value)
-
-
-def _read_table(name: str, value: object) -> dict[str, object]:
-    if not isinstance(value, Mapping):
-        raise UsageError(f"{name} must be a table, got {value!r}")
-    return read_numbers(value)
-
-
-def _read_pairs(name: str, value: object) -> dict[str, object]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return split_pairs(_read_texts(name, value), f"--{name}")
-
-
-_READERS: Mapping[Any, Callable[[str, object], Any]] = {
-    OPTIONS["cold"]: _read_flag,
-    OPTIONS["name"]: _read_text,
-    OPTIONS["budget"]: _read_text,
-    OPTIONS["seed"]: _read_number,
-    OPTIONS["start"]: _read_texts,
-    OPTIONS["sampler_options"]: _read_table,
-    OPTIONS["fix"]: _read_pairs,
-}
-"""What reads a value, by the type of the option."""
+def _read(kind: Any, value: object) -> Any:
+    """A value as an option of this type has it, whether it is written as text or not; None for what it cannot be."""
+    match value:
+        case bool():
+            return value if kind is bool else None
+        case str() if kind == _Number:
+            with suppress(ValueError):
+                return parse_number(value, int)
+        case int() if kind == _Number:
+            return value
+        case str() | int() | float() | Path() if kind in (_Text, _Time):
+            return str(value)
+        case list() | tuple() if kind in (_Texts, _Pairs):
+            return tuple(map(str, value))
+        case Mapping() if kind in (_Table, _Pairs):
+            return dict(value)
+    return None
 
 
 def make_job(kernel: str | Path | Kernel, told: Mapping[str, object]) -> Job:
@@ -193,7 +172,7 @@ def make_job(kernel: str | Path | Kernel, told: Mapping[str, object]) -> Job:
         kernel = kernel.folder
     problem = load_kernel(name := os.fspath(kernel))
     target = choose_target(problem, given.get("target"), given.get("arch"), place)
-    same = ("arch", "sampler", "sampler_options", "cold", "finalists", "sanitize_finals", "name")
+    same = ("arch", "sampler", "cold", "finalists", "sanitize_finals", "name")
     return Job(
         kernel=problem,
         kernel_name=name,
@@ -201,8 +180,9 @@ def make_job(kernel: str | Path | Kernel, told: Mapping[str, object]) -> Job:
         workloads=check_workloads(problem, target, given.get("workloads", ()), given.get("cover", ())),
         cover="cover" in given,
         budget=budget,
+        sampler_options=read_numbers(given.get("sampler_options", {})),
         seed=draw_seed(given.get("seed")),
-        fixed=given.get("fix", {}),
+        fixed=fix if isinstance(fix := given.get("fix", {}), Mapping) else split_pairs(fix, "--fix"),
         starts=given.get("start", ()),
         place=place,
         log=Path(given["log"]) if "log" in given else None,
