@@ -37,8 +37,8 @@ import torch
 
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import find_run
-from evo.cli.export import export_all_candidates
 from evo.export import find_exporter
+from evo.export._winners import export_all_candidates
 from evo.lineage.store import Store
 
 WORKLOADS = {

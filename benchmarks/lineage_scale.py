@@ -51,6 +51,7 @@ from evo.problem.kernel import Limits
 from evo.problem.loading import load_kernel
 from evo.search.loop import Budget, Progress
 from evo.search.run import execute
+from evo.search.tasks import OpenRun
 from evo.targets import DeviceInfo, find_target
 
 # A new command is one more line. {run}, {other}: runs; {candidate}, {cousin}: candidates far down in a run's lineage.
@@ -211,18 +212,19 @@ class Meter:
 def fill(recorded: Recorded, db: str, candidates: int, numbers: range) -> list[dict[str, float]]:
     """Fills the database with runs; costs of the candidates of the last run."""
     for number in numbers:
-        meter = Meter(answers=Answers(recorded=recorded), db=db)
+        meter, kernel = Meter(answers=Answers(recorded=recorded), db=db), load_kernel(recorded.run.spec.kernel)
         spec = replace(
             recorded.run.spec,
             seed=number,
-            kernel_digest=load_kernel(recorded.run.spec.kernel).digest,
+            kernel_digest=kernel.digest,
             workloads=recorded.run.spec.workloads[:1],
             options={**recorded.run.spec.options, "cover": False, "starts": []},
             budget=vars(Budget(evaluations=candidates)),
             name=None,
         )
         with _writing(db) as store:
-            execute(store.create_run(spec, recorded.run.environment), store, meter.answers, meter)
+            run = store.create_run(spec, recorded.run.environment)
+            execute(OpenRun(run=run, kernel=kernel, store=store, executor=meter.answers), meter)
     return meter.marks
 
 

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.text import Text
 
 from evo.cli import run, search
-from evo.cli.screen import LiveScreen
-from evo.cli.tables import Terminal
 from evo.problem.kernel import Workload
+from evo.report.progress import LiveScreen
+from evo.report.terminal import Terminal
 from evo.search.loop import Budget, Progress
 
 _WIDTH = 112

@@ -17,29 +17,39 @@ from typing import Any
 from evo.errors import DeviceError
 from evo.evaluation import Binary, Build, Check, Evaluation, Status, Timing
 from evo.executors import InFlight
-from evo.lineage import RunSpec
+from evo.job.job import Job, plan_run
+from evo.lineage import RunSpec, StoredRun
+from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.sanitize import Sanitized
 from evo.search.loop import Budget
-from evo.search.run import plan_run
+from evo.search.place import Place
+from evo.search.tasks import OpenRun
 from evo.targets import find_target
 
 
 def random_search(kernel: str, evaluations: int = 20, name: str | None = None) -> RunSpec:
     """Of the first workload that a kernel has for the CPU."""
-    return plan_run(
-        kernel=kernel,
+    problem = load_kernel(kernel)
+    job = Job(
+        kernel=problem,
+        kernel_name=kernel,
         target="cpu",
         arch="native",
-        workloads=load_kernel(kernel).workloads["cpu"][:1],
+        workloads=problem.workloads["cpu"][:1],
         sampler="random",
         seed=5,
-        builders=4,
+        place=Place(builders=4),
         budget=Budget(evaluations=evaluations),
         name=name,
     )
+    return plan_run(job)
+
+
+def opened(run: StoredRun, store: Store, executor: Any) -> OpenRun:
+    return OpenRun(run=run, kernel=load_kernel(run.spec.kernel), store=store, executor=executor)
 
 
 def _hash(genome: Genome, salt: str) -> int:

@@ -182,11 +182,17 @@ def test_what_cannot_be_searched_is_refused_in_one_sentence(tmp_path: Path) -> N
         (toy, {"seed": -1}, "--seed must be"),
         (toy, {"fix": {"unrol": 4}}, "did you mean unroll"),
         (toy, {"target": "tpu"}, "unknown target"),
+        (toy, {"scheduler": "tcp://h:1"}, "scheduler is no option any more; say where work runs with on: "),
+        (toy, {"sed": 1}, "unknown option 'sed'; did you mean seed?"),
     ]
     for kernel, options, said in refused:
         with pytest.raises(UsageError, match=said) as raised:
             evo.search(kernel, db=db, **{"target": "cpu", **options})
         assert "\n" not in str(raised.value)
+    with pytest.raises(UsageError, match="cluster is no option any more"):
+        evo.resume("mine", db=db, cluster="c.yaml")
+    with pytest.raises(UsageError, match="unknown option 'seed'; known: budget, devices, evaluations, on"):
+        evo.resume("mine", db=db, seed=3)
     assert not db.exists()
 
 

@@ -12,11 +12,11 @@ from copy import copy
 from functools import cache, partial
 from importlib import import_module
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any
 
 import typer
 
+from evo.environment import fill_standard_files
 from evo.errors import EvoError
 from evo.problem.space import parse_number
 
@@ -53,20 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = _run(arguments)
     gc.freeze()  # a last collection would take a sixth of the time of a short command
     sys.exit(code)
-
-
-def fill_standard_files() -> None:
-    """Opens the null device as each of the descriptors 0, 1 and 2 that is closed, as in a service or a program without a
-    console, because a file or socket with such a number would be taken for standard input or output. Missing streams of
-    Python use it, too."""
-    descriptor = os.open(os.devnull, os.O_RDWR)
-    while descriptor <= 2:
-        os.set_inheritable(descriptor, True)
-        descriptor = os.open(os.devnull, os.O_RDWR)
-    os.close(descriptor)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -18,43 +18,33 @@ from evo.analysis.explanation import Explanation
 from evo.analysis.explanation import explain as read_explanation
 from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, present_space, read_failures
 from evo.analysis.importance import Importance, read_importance
+from evo.analysis.named import find_candidate, workload_of
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
 from evo.analysis.runs import find_run
-from evo.cli.options import (
-    DEFAULT_DB,
-    CandidateName,
-    Db,
-    Json,
-    RunName,
-    Seed,
-    Trust,
-    answer,
-    command_line,
-    draw_seed,
-    make_console,
-    parse_legal,
-    print_json,
-)
-from evo.cli.recorded import find_candidate, look, task_of, trusted, workload_of
-from evo.cli.tables import (
-    Terminal,
-    change_text,
-    factor,
-    interval,
-    median,
-    say,
-    share,
-    short_workload,
-    speedup,
-    unless_busy,
-)
+from evo.cli.options import CandidateName, Db, Json, RunName, Seed, Trust, answer, print_json
+from evo.cli.recorded import look, task_of, trusted
+from evo.environment import DEFAULT_DB, cache_dir, command_line
 from evo.errors import UsageError
+from evo.job.values import draw_seed, parse_legal
 from evo.lineage import LATEST
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.loading import recorded_kernel
 from evo.report.sentences import hardly_tried, is_sure
+from evo.report.terminal import (
+    Terminal,
+    change_text,
+    factor,
+    interval,
+    make_console,
+    median,
+    notice,
+    share,
+    short_workload,
+    speedup,
+    unless_busy,
+)
 from evo.report.text import counted, short
 
 if TYPE_CHECKING:
@@ -313,8 +303,8 @@ def _rest(found: Explanation, command: str) -> str:
 def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db: str) -> Ablation:
     """The edits of an explanation, timed in one race on this machine. Raises UsageError where the candidate's code does
     not run here."""
-    from evo.cli.search import open_workers  # its import takes longer than all else
     from evo.search.check import measure_ablation
+    from evo.search.place import open_workers  # its import takes longer than all else
     from evo.targets import find_target
 
     target = find_target(record.target)
@@ -322,14 +312,14 @@ def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db:
         raise UsageError(f"code for {record.arch} cannot be timed here: {reason}")
     here = target.device().name
     if here != record.device:
-        say(f"evo: timed on {here}; the recorded figures are of {record.device}", err=True)
+        notice(f"timed on {here}; the recorded figures are of {record.device}")
     kernel = recorded_kernel(record.kernel, None)
     if kernel.digest != record.kernel_digest:
-        say(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
+        notice(f"kernel {kernel.name} has changed since: what its template renders now is timed")
     edits = [credit.change for credit in found.edits]
     if sys.stderr.isatty():  # nothing is shown until the end
-        say(f"evo: building, gating and timing {counted(len(edits), 'edit')}; this takes a minute or more", err=True)
-    with open_workers(record.target, db) as executor:
+        notice(f"building, gating and timing {counted(len(edits), 'edit')}; this takes a minute or more")
+    with open_workers(record.target, cache_dir(db)) as executor:
         task = task_of(record, executor, seed)
         return measure_ablation(task, Genome.of(found.base), Genome.of(record.parameters), edits)
 
@@ -390,7 +380,7 @@ def failures(
 
 def _print_totals(console: Terminal, totals: Sequence[FailureTotal]) -> None:
     if not totals:
-        say("evo: no candidate has been recorded in this database yet", err=True)
+        notice("no candidate has been recorded in this database yet")
     console.print_rows(
         {
             "kernel": t.kernel,
@@ -489,7 +479,7 @@ def operators(
 
 def _print_operators(console: Terminal, found: Sequence[OperatorCredit]) -> None:
     if not found:
-        say("evo: no candidate of this run has been recorded yet", err=True)
+        notice("no candidate of this run has been recorded yet")
         return
     rows = [
         {

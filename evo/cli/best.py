@@ -14,6 +14,7 @@ from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord, read_candidate, read_source
 from evo.analysis.finals import Cover, CoveredPoint, Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
+from evo.analysis.named import find_candidate, find_named
 from evo.analysis.runs import (
     UNCONFIRMED,
     Best,
@@ -27,13 +28,19 @@ from evo.analysis.runs import (
 )
 from evo.analysis.runs import compare as compare_runs
 from evo.analysis.times import RelativeTime
-from evo.cli.options import DEFAULT_DB, Db, Json, RunName, Trust, answer, command_line, make_console, print_json
-from evo.cli.recorded import again_line, find_candidate, find_named, look, verdicts_of
-from evo.cli.tables import (
+from evo.cli.options import Db, Json, RunName, Trust, answer, print_json
+from evo.cli.recorded import again_line, look, verdicts_of
+from evo.environment import DEFAULT_DB, command_line
+from evo.errors import StoreError, UnknownNameError, UsageError
+from evo.evaluation import AA_CONTROL, FINALIST, Timing
+from evo.lineage import LATEST, RunStatus
+from evo.lineage.store import Store
+from evo.report.terminal import (
     Terminal,
     factor,
     figure,
     interval,
+    make_console,
     marked,
     median,
     say,
@@ -43,10 +50,6 @@ from evo.cli.tables import (
     time_cells,
     unless_busy,
 )
-from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.evaluation import AA_CONTROL, FINALIST, Timing
-from evo.lineage import LATEST, RunStatus
-from evo.lineage.store import Store
 from evo.report.text import counted, duration, micro, micros, short, visible
 
 

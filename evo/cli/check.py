@@ -16,40 +16,16 @@ from typing import Annotated, Any
 import typer
 
 from evo.analysis.candidates import CandidateRecord
+from evo.analysis.named import find_candidate, find_winners, is_of, may_be_candidate, workload_of
 from evo.analysis.runs import find_best
-from evo.cli.options import (
-    DEFAULT_DB,
-    Db,
-    Json,
-    Seed,
-    TargetName,
-    Trust,
-    answer,
-    cache_dir,
-    draw_seed,
-    make_console,
-    parse_legal,
-    print_json,
-)
-from evo.cli.recorded import (
-    again_line,
-    drawn_case,
-    find_candidate,
-    find_winners,
-    is_of,
-    may_be_candidate,
-    source_remarks,
-    task_of,
-    trusted,
-    verdicts_of,
-    workload_of,
-)
-from evo.cli.screen import CheckLines
-from evo.cli.search import load_context, open_workers
-from evo.cli.tables import Terminal, say, short_workload, time_cells, unless_busy
+from evo.cli.options import Db, Json, Seed, TargetName, Trust, answer, print_json
+from evo.cli.recorded import again_line, drawn_case, source_remarks, task_of, trusted, verdicts_of
+from evo.environment import DEFAULT_DB, cache_dir
 from evo.errors import DeviceError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Build, Status
 from evo.executors._processes import SCRATCH
+from evo.job.job import check_workloads, load_context
+from evo.job.values import draw_seed, parse_legal
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
@@ -57,10 +33,12 @@ from evo.measure.cases import count_kinds, is_case_text, parse_case
 from evo.problem.genome import Genome
 from evo.problem.loading import find_kernel, names_near, recorded_kernel
 from evo.problem.render import unread_parameters
+from evo.report.progress import CheckLines
+from evo.report.terminal import Terminal, make_console, notice, short_workload, time_cells, unless_busy
 from evo.report.text import counted, lacks, short
 from evo.sanitize import choose_tools
 from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of, cost_faults
-from evo.search.run import check_workloads, open_executor
+from evo.search.place import Place, open_workers
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
@@ -103,8 +81,10 @@ def check(
     own, near = (named, ()) if named else check_workloads_of(problem, target)
     named_cases = tuple(parse_case(problem, target, text) for text in case or ())
     why_not = _why_not_here(target, arch)
-    with open_workers(target, db) as executor:
-        task = TaskExecutor(executor=executor, kernel=kernel, target=target, arch=arch, workload=own[0], seed=drawn)
+    with open_workers(target, cache_dir(db)) as executor:
+        task = TaskExecutor(
+            problem=problem, executor=executor, kernel=kernel, target=target, arch=arch, workload=own[0], seed=drawn
+        )
         branches, not_timed = check_kernel(
             task,
             (*own, *near),
@@ -278,7 +258,7 @@ def _check_candidate(
     cases = tuple(parse_case(kernel, target, text) for text in texts)
     # An empty cache: the compiler must make the code now.
     cache = tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-")
-    with cache as folder, open_executor(target, Path(folder)) as executor:
+    with cache as folder, open_workers(target, Path(folder)) as executor:
         task = task_of(recorded, executor, seed)
         genome = Genome.of(recorded.parameters)
         results = check_candidate(
@@ -406,7 +386,7 @@ def sanitize(
             workload=workload_of(recorded),
             seed=drawn,
         )
-        with open_executor(recorded.target, cache_dir(db), builders=1) as executor:
+        with open_workers(recorded.target, cache_dir(db), Place(builders=1)) as executor:
             found = executor.sanitize(request, tools, limit).result()
         record = {
             **_known(recorded, drawn),
@@ -480,9 +460,9 @@ def bench(
             parse_legal(text, problem.space(chosen, w, limits), "--genome")  # raises before workers are opened
     drawn = draw_seed(seed)
     records = []
-    with open_workers(chosen, db) as executor:
+    with open_workers(chosen, cache_dir(db)) as executor:
         task = TaskExecutor(
-            executor=executor, kernel=kernel, target=chosen, arch=first, workload=workloads[0], seed=drawn
+            problem=problem, executor=executor, kernel=kernel, target=chosen, arch=first, workload=workloads[0], seed=drawn
         )
         tasks = [replace(task, workload=w) for w in workloads]
         named = [[(text, parse_legal(text, task.space, "--genome")) for text in genome or ()] for task in tasks]
@@ -529,10 +509,10 @@ def _contenders(task: TaskExecutor, db: str) -> list[tuple[str, Genome]]:
             reason = f"the kernel's search space does not have it any more ({'; '.join(broken)})"
         else:
             return [(short(best.id), Genome.of(best.parameters)), default]
-        say(f"evo: {short(best.id)}, found for {workload}, is left out: {reason}", err=True)
+        notice(f"{short(best.id)}, found for {workload}, is left out: {reason}")
     if not known:
         nothing = f"no candidate of this kernel as it is now is recorded for {workload} in {shown(db)}"
-        say(f"evo: {nothing}: the template's default is timed", err=True)
+        notice(f"{nothing}: the template's default is timed")
     return [default]
 
 
@@ -547,7 +527,7 @@ def _for_each(
             space = replace(task, arch=arch).space
             point = space.adapted(genome.parameters)
             if broken := space.violations(point):
-                say(f"evo: {name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there", err=True)
+                notice(f"{name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there")
             else:
                 yield name, arch, Genome.of(point)
 

@@ -10,12 +10,13 @@ import typer
 from rich.text import Text
 
 from evo import __version__
-from evo.cli.options import DEFAULT_DB, Db, Json, answer
-from evo.cli.tables import Terminal
+from evo.cli.options import Db, Json, answer
+from evo.environment import DEFAULT_DB
 from evo.errors import EvoError
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.problem.loading import kernel_names
+from evo.report.terminal import Terminal
 from evo.targets import find_target
 
 

@@ -1,32 +1,25 @@
 """evo export: winners as files for other programs; evo import-workloads: job files from another program's dataset."""
 
 import json as json_format
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evo.analysis.candidates import CandidateRecord, read_candidate
-from evo.analysis.descent import read_family
-from evo.analysis.runs import find_run, not_confirmed, ranked
-from evo.cli.options import DEFAULT_DB, Db, Json, Trust, command_line, parse_duration, print_json
-from evo.cli.recorded import find_named, read_winners, trusted, workload_of
-from evo.cli.tables import say, short_workload
-from evo.errors import StoreError, UsageError
-from evo.evaluation import FINALIST, PASSED
-from evo.export import MANIFEST, Exporter, ExportItem, ExportRequest, check_replaceable, find_exporter, publish
-from evo.export._package import asked_of, with_ptx
+from evo.analysis.candidates import CandidateRecord
+from evo.analysis.runs import find_run, not_confirmed
+from evo.cli.options import Db, Json, Trust, print_json
+from evo.cli.recorded import trusted
+from evo.environment import DEFAULT_DB, command_line
+from evo.errors import UsageError
+from evo.export import MANIFEST, check_replaceable, find_exporter
+from evo.export._winners import choose_winners, export_all_candidates, export_winners
 from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
-from evo.export.module import remarks as remarks_of
-from evo.lineage import RunStatus
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
-from evo.problem.loading import kernel_names, load_kernel, recorded_kernel
-from evo.report.text import short
+from evo.problem.loading import kernel_names, load_kernel
+from evo.report.terminal import notice, say, short_workload
+from evo.report.text import parse_duration, short
 
 _SHOWN = 5
 """Largest number of lines or names that are printed; of more, the number is."""
@@ -57,16 +50,16 @@ def export(
             written = export_all_candidates(store, what, exporter, out)
         else:
             for name in dict.fromkeys(what):
-                chosen += _chosen(store, name, db, refused=refused)
+                chosen += choose_winners(store, name, db, notice, refused=refused)
             trusted(trust, *(c.kernel for c in chosen))
             for said in filter(None, [_unconfirmed(store, c, db) for c in chosen]):
-                say(f"evo: {said}", err=True)
+                notice(said)
             written, remarks = export_winners(store, chosen, exporter, out, arch or ())
     shown = remarks if len(remarks) <= _SHOWN else remarks[: _SHOWN - 1]
     for remark in shown:
-        say(f"evo: {remark}", err=True)
+        notice(remark)
     if more := len(remarks) - len(shown):
-        say(f"evo: {more} more of these: {out / MANIFEST} says what of each workload is built", err=True)
+        notice(f"{more} more of these: {out / MANIFEST} says what of each workload is built")
     if json:
         print_json([str(p) for p in written])
         return
@@ -75,49 +68,6 @@ def export(
     say(f"{out}: {len(written)} files for {workloads}{', in place of an earlier export' if replaced else ''}")
     for line in exporter.advice(out):
         say(line)
-
-
-def export_all_candidates(store: Store, what: Sequence[str], exporter: Exporter, out: Path) -> list[Path]:
-    """Exports a whole run in a format that holds one, and returns the files written.
-
-    Raises UsageError unless `what` is one run, and what the exporter raises."""
-    if len(what) != 1:
-        raise UsageError(f"{exporter.name} holds one run; name one, not {len(what)}, and export each to a folder of its own")
-    run = store.run(find_run(store, what[0]).name)
-    return publish(out, exporter.name, lambda: exporter.contents(run, store.evaluations(run)))
-
-
-def export_run(store: Store, run: str, out: Path, db: str) -> list[Path]:
-    """Exports the winners of a run as a module, and returns the files written. Raises StoreError if it has none."""
-    return export_winners(store, _chosen(store, run, db), find_exporter("module"), out)[0]
-
-
-def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[CandidateRecord]:
-    """The winners of the named run, at most one for each workload, or the named candidate.
-
-    refused: whether to accept a candidate that the finals refused. Raises StoreError for a run whose finals are not over,
-    UsageError for a run without a winner and for a candidate that did not pass.
-    """
-    found = find_named(store, name)
-    if isinstance(found, CandidateRecord):
-        if found.status not in PASSED:
-            raise UsageError(f"candidate {found.id} did not pass ({found.status}: {found.log}); export one that did")
-        if found.refusal and not refused:
-            raise UsageError(
-                f"candidate {found.id} was refused by the finals of run {found.run} ({found.refusal}): its results may be"
-                " wrong; export one that passed, or this one nevertheless with --refused"
-            )
-        return [found]
-    without = [task.workload for task in found.tasks if task.winner is None]
-    if without and found.status != RunStatus.FINISHED:
-        raise StoreError(
-            f"run {found.name!r} is {found.status} and has not named its winners: let it end, or continue it with:"
-            f" {command_line(db, 'resume', found.name)}; a candidate can be exported by its own name"
-        )
-    winners = read_winners(store, found, db)
-    for workload in without:
-        say(f"evo: nothing won for {workload}: no variant of it is exported", err=True)
-    return winners
 
 
 def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
@@ -142,117 +92,6 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
         f"{name}: the finals of run {record.run} have not confirmed it: its figures are the search's own, and its results"
         f" may be wrong for neighbouring sizes{beside}; to gate it on fresh data: {command_line(db, 'check', name)}"
     )
-
-
-# -- requests of exporters ------------------------------------------------------------------------------------
-
-
-def export_winners(
-    store: Store, chosen: Sequence[CandidateRecord], exporter: Exporter, out: Path, archs: Sequence[str] = ()
-) -> tuple[list[Path], list[str]]:
-    """Exports winners; returns the files written, and sentences on what is missing in them or was replaced.
-
-    archs: architectures to build for beside PTX; if empty, the one that each was measured on. Raises UsageError for
-    candidates of several kernels that are not a forward and its backward, or of several targets or architectures where the
-    format has no place for them, and what the exporter raises.
-    """
-    _check_alike(chosen, several=exporter.holds == "several")
-    runs = dict.fromkeys(c.run for c in chosen)
-    parts = [_request(store, run, [c for c in chosen if c.run == run], out) for run in runs]
-    if exporter.holds != "several":
-        if archs:
-            raise UsageError(f"--format {exporter.name} holds the code that was measured, and no other: leave out --arch")
-        return exporter.export(replace(parts[0], items=tuple(item for part in parts for item in part.items))), []
-    for arch in archs:
-        if not any(asked_of(part.target, [arch]) for part in parts):
-            raise UsageError(f"--arch {arch} is none of target {parts[0].target}, and nothing here is for another")
-    built = [replace(part, builds=with_ptx(asked_of(part.target, archs) or (part.arch,))) for part in parts]
-    return exporter.export(*built), remarks_of(out)
-
-
-def _check_alike(chosen: Sequence[CandidateRecord], *, several: bool) -> None:
-    first = chosen[0]
-    for record in chosen:
-        alike = several or (record.target, record.arch) == (first.target, first.arch)
-        if record.kernel != first.kernel:
-            one, other = (recorded_kernel(c.kernel, c.kernel_digest) for c in (first, record))
-            alike = several and (one.backward_of == other.name or other.backward_of == one.name)
-        if not alike:
-            raise UsageError(
-                f"{record.id} is for {record.kernel} on {record.target} {record.arch}, {first.id} for {first.kernel} on"
-                f" {first.target} {first.arch}: export them to folders of their own"
-            )
-
-
-def _request(store: Store, run: str, chosen: Sequence[CandidateRecord], out: Path) -> ExportRequest:
-    first = chosen[0]
-    return ExportRequest(
-        kernel=first.kernel,
-        target=first.target,
-        arch=first.arch,
-        items=tuple(_item(c, _provenance(store, c), _Alternatives(store, c)) for c in chosen),
-        out=out,
-        environment=(about := find_run(store, run)).environment,
-        few=bool(about.options.get("cover")),
-    )
-
-
-class _Alternatives:
-    """The other candidates of a run for the same workload, the best first, each read when it is reached."""
-
-    def __init__(self, store: Store, record: CandidateRecord) -> None:
-        self._store, self._record = store, record
-
-    def __iter__(self) -> Iterator[ExportItem]:
-        record = self._record
-        for name in ranked(self._store, record.run, record.task):
-            if name != record.id:
-                other = read_candidate(self._store, name)
-                yield _item(other, _origin(other))
-
-
-def _item(record: CandidateRecord, provenance: dict[str, object], alternatives: Iterable[ExportItem] = ()) -> ExportItem:
-    return ExportItem(
-        workload=workload_of(record, record.kernel_digest),
-        genome=Genome.of(record.parameters),
-        candidate=record.id,
-        record=provenance,
-        score=math.inf if record.score is None else record.score,
-        alternatives=alternatives,
-    )
-
-
-def _origin(record: CandidateRecord) -> dict[str, object]:
-    return {
-        "run": record.run,
-        "candidate": record.id,
-        "order": record.order,
-        "operator": record.operator,
-        "device": record.device,
-        "created": record.created,
-        "source_digest": record.build.source_digest if record.build else None,
-    }
-
-
-def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
-    """The record of a winner in a manifest."""
-    latest = max((t.round for t in record.timings), default=0)
-    stages = {t.stage for t in record.timings if t.round == latest}
-    beside = [r for r in record.final_races if r.round == latest and r.beside]
-    return {
-        **_origin(record),
-        "code_hash": record.build.code_hash if record.build else None,
-        "winner": record.winner,
-        **({"refused": record.refusal} if record.refusal else {}),
-        "timed_in": "final" if "final" in stages else "search",
-        "timings": [asdict(t) for t in record.timings if t.round == latest and t.contender != FINALIST],
-        "baselines": [asdict(t) for race in beside for t in race.timings],
-        "checks": [asdict(c) for c in record.checks if c.round == latest],
-        "lineage": [
-            {"id": s.id, "order": s.order, "operator": s.operator, "change": s.change, "gain": s.gain}
-            for s in read_family(store, record.id, descendants=0).members
-        ],
-    }
 
 
 # -- job files from a dataset ---------------------------------------------------------------------------------

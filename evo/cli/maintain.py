@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
-from evo.cli.tables import say
+from evo.cli.options import Db, Json, print_json
+from evo.environment import DEFAULT_DB, command_line
 from evo.errors import UsageError
 from evo.lineage.database import back_up, locate, shown, translated
 from evo.lineage.merge import merge as merge_store
@@ -18,7 +18,8 @@ from evo.lineage.prune import Part, chosen_runs
 from evo.lineage.prune import prune as prune_runs
 from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
-from evo.report.text import counted
+from evo.report.terminal import say
+from evo.report.text import counted, parse_duration
 
 
 def prune(

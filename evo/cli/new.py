@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from evo.cli.options import Json, answer
-from evo.cli.tables import Terminal
 from evo.errors import CompileError, UnknownNameError, UsageError, error_line
 from evo.problem.kernel import DTYPE_BYTES, Argument
 from evo.problem.loading import UNFILLED, kernel_names, unfilled
 from evo.problem.render import ENTRY_POINT, Source, code_of, define_macros, definitions, template_environment, uses
+from evo.report.terminal import Terminal
 from evo.targets import answers, find_target
 
 _ARCH = "sm_89"

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from evo.analysis.sql import Selection, select_sql
-from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.tables import cell, make_table, say
+from evo.cli.options import Db, Json, print_json
+from evo.environment import DEFAULT_DB
 from evo.lineage.store import Store
-from evo.report.text import visible
+from evo.report.terminal import cell, make_console, make_table, say
+from evo.report.text import parse_duration, visible
 
 
 class Format(StrEnum):

@@ -25,11 +25,12 @@ from threadpoolctl import threadpool_limits
 
 from evo.analysis.replay import Replay, Score, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
-from evo.cli.options import Json, handling, make_console, parse_sampler_options, print_json
-from evo.cli.screen import LINE_EVERY_S, LineTimer
-from evo.cli.tables import figure, make_table, say
+from evo.cli.options import Json, print_json
 from evo.errors import EvoError, UsageError
+from evo.job.values import read_numbers, split_pairs
 from evo.lineage.database import check_folder
+from evo.report.progress import LINE_EVERY_S, LineTimer
+from evo.report.terminal import figure, handling, make_console, make_table, say
 from evo.report.text import counted, duration
 from evo.search.samplers import find_sampler, sampler_names
 
@@ -60,7 +61,7 @@ def replay(
         raise UsageError(f"--plot {plot} is a file: name a folder")
     if plot is not None:
         check_folder(plot, "--plot")
-    options = _by_sampler(parse_sampler_options(sampler_options or ()), names)
+    options = _by_sampler(read_numbers(split_pairs(sampler_options or (), "--sampler-option")), names)
     for path in spaces:  # bad files and options are refused before anything starts
         space = read_space(path).space(random.Random(0))
         for name in names:

@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from evo.cli.options import DEFAULT_DB, Db, Json, RunName, Trust, lasting_db, print_json
+from evo.cli.options import Db, Json, RunName, Trust, print_json
 from evo.cli.recorded import look
-from evo.cli.tables import say
+from evo.environment import DEFAULT_DB, lasting_db
 from evo.lineage.database import locate
 from evo.lineage.store import Store
+from evo.report.terminal import say
 
 _NICENESS = 10
 """Niceness of the server, since a search that runs at the same time needs the cores more."""

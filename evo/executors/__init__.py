@@ -42,7 +42,7 @@ class ExecutorConfig:
     """A GPU may take a second to name a trap: with less the trap counts as a timeout."""
     timing_floor_s: float = 10.0
     scheduler: str = ""
-    """Address of a cluster's scheduler, or a file that describes a cluster to start."""
+    """Address of a cluster's scheduler, or a file that describes a cluster to start; empty on this machine."""
     build_memory_bytes: int = field(default_factory=lambda: max(2 << 30, psutil.virtual_memory().total // 8))
     """Memory of a builder, and of each compiler that it starts."""
     candidate_memory_bytes: int = 1 << 30

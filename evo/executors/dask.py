@@ -437,8 +437,6 @@ def _said(error: BaseException) -> str:
 def _cluster(scheduler: str) -> tuple[Any, str, int]:
     """The cluster that a file describes, started, or None; its scheduler's address; and the number of workers to wait for.
     Raises UsageError."""
-    if not scheduler:
-        raise UsageError("--executor dask needs --scheduler tcp://HOST:8786, or --cluster FILE.yaml, which starts a cluster")
     if not scheduler.endswith((".yaml", ".yml")):
         return None, scheduler, 1
     cluster = None
@@ -455,7 +453,7 @@ def _cluster(scheduler: str) -> tuple[Any, str, int]:
         if cluster is not None:
             cluster.close()
         raise UsageError(
-            f"--cluster {scheduler} starts no cluster ({_said(error)}): it needs cluster: distributed.LocalCluster or"
+            f"--on {scheduler} starts no cluster ({_said(error)}): it needs cluster: distributed.LocalCluster or"
             " another class, options: its arguments, workers: how many"
         ) from error
     return cluster, cluster.scheduler_address, wanted

@@ -3,8 +3,13 @@
 import re
 from collections.abc import Sequence
 
+from evo.analysis.named import short as short
 from evo.analysis.runs import lacking
+from evo.errors import UsageError
 from evo.evaluation import within_noise
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|h|d)?", re.IGNORECASE | re.ASCII)
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def visible(text: str, *, lines: bool = False) -> str:
@@ -62,16 +67,20 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
+def parse_duration(text: str, option: str = "--budget") -> float:
+    """The seconds of a text such as 90, 90s, 1.5m, 2h or 1d. Raises UsageError."""
+    found = _DURATION.fullmatch(text.strip())
+    if not found:
+        raise UsageError(f"{option} {text!r} is not a duration; write e.g. 60s, 10m or 2h")
+    return float(found[1]) * _SECONDS[(found[2] or "s").lower()]
+
+
 def lacks(kinds: Sequence[str]) -> str:
     """A warning, before a search or after a check, of a gate that lacks cases which a kernel's arguments ask for."""
     return (
         f"{lacking(kinds)}; what passes it may be wrong there, and finals confirm no winner (cases follow from the kernel's"
         " `data`, `cases`, `dimensions` and `validate`)"
     )
-
-
-def short(identifier: str) -> str:
-    return identifier[:10]
 
 
 def value_text(value: object) -> str:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from evo.search.loop import WITHIN
-
+WITHIN = 0.03
+"""How much longer than the fastest variant that is known for a task one may take that serves many."""
 _MOST_VARIANTS = 12
 """For one dtype."""
 _LEAST_WITHIN = 1e-3
@@ -49,3 +49,12 @@ def choose(
         if len(chosen) <= most or within > 1:
             return chosen[:most]
         within = max(1.1 * within, _LEAST_WITHIN)
+
+
+def choose_by_dtype(dtypes: Sequence[str], times: Sequence[Mapping[str, float]]) -> dict[str, list[str]]:
+    """The variants to keep for each dtype, preferably those that are kept for another. dtypes: one for each point."""
+    few: dict[str, list[str]] = {}
+    for dtype in dict.fromkeys(dtypes):
+        own = [known for known, of in zip(times, dtypes, strict=True) if of == dtype]
+        few[dtype] = choose(own, preferred=[v for chosen in few.values() for v in chosen])
+    return few

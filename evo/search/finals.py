@@ -8,18 +8,35 @@ is the noise floor (A/A control). Only this confirming figure is reported, and a
 Finalists are compared with each other by the race that all of them ran in; the winner keeps its time in that race, too.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
 from evo.errors import EvoError
 from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Check, Evaluation, Status, Timing
+from evo.lineage import Stage
 from evo.measure import NO_MEMORY, NO_TIME
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
 from evo.sanitize import Sanitized
-from evo.search.tasks import TaskExecutor
+from evo.search.cover import choose_by_dtype
+from evo.search.loop import Search
+from evo.search.tasks import OpenRun, Patience, TaskExecutor
 
+FINALISTS = 8
+"""Finalists of a task, unless a search is told another number."""
+_BATCHES = 3
+"""So many batches of finalists are tried at most, where none of a batch passes."""
+_RACES = 3
+"""So many races are the finals of a workload, as a rule: all of them together may take as long as the search did."""
+_PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
+"""How long finals wait for a quiet machine, all together: as a share of the search's time, and its limits."""
+_SHORT_PATIENCE = 2.0
+"""So many times the search's time is waited at most where that is less than the least."""
+Begins = Callable[[Workload, float], None]
+"""Is called for a workload whose finals begin, with 0; for one whose finals wait for a quiet machine, with the seconds that
+are left."""
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _WINNERS_MULTIPLE = 3
 """The winner meets so many times the random cases of a finalist, on top."""
@@ -76,6 +93,89 @@ class Finals:
     baselines: tuple[Timing, ...] = ()
     winner: Finalist | None = None
     """The first of the finalists, if a race of its own has confirmed it."""
+
+
+def hold_all_finals(
+    search: Search, opened: OpenRun, count: int, begins: Begins = lambda workload, waits_s: None
+) -> tuple[Finals, ...]:
+    """Holds the finals of every task, with `count` finalists; where all are refused, with the next best, but not of a
+    covering run. Raises LostFileError while they are held, where the database is lost."""
+    opened.executor.renew_device()
+    spec = opened.run.spec
+    workloads = len(spec.workloads)
+    race_s = search.elapsed_s / (_RACES * workloads)
+    least_s = min(_LEAST_PATIENCE_S, _SHORT_PATIENCE * search.elapsed_s)
+    patience_s = min(max(_PATIENCE * search.elapsed_s, least_s), _MOST_PATIENCE_S) / workloads
+    tasks = [
+        replace(
+            task,
+            race_s=race_s,
+            reference_us=search.reference_us(n),
+            patience=Patience(left_s=patience_s, tell=begins),
+            check=opened.store.check,
+        )
+        for n, task in enumerate(opened.tasks(Stage.FINAL))
+    ]
+    if spec.options.get("cover"):
+        return _hold_covering_finals(search, opened, tasks, count, begins)
+    held = []
+    first = [build_all(task, search.elites(number)[:count]) for number, task in enumerate(tasks)]
+    for number, (task, building) in enumerate(zip(tasks, first, strict=True)):
+        begins(task.workload, 0.0)
+        for batch in range(_BATCHES):
+            if batch:
+                building = build_all(task, search.elites(number)[batch * count :][:count])
+                if not building:
+                    break  # no candidate is left
+            finals = end_finals(task, *hold_race(task, building))
+            _store(opened, number, finals, search.elapsed_s)
+            if finals.winner or not finals.finalists:
+                break  # else all of these were refused, and the next best have their turn
+        held.append(finals)
+    return tuple(held)
+
+
+def _hold_covering_finals(
+    search: Search, opened: OpenRun, tasks: Sequence[TaskExecutor], count: int, begins: Begins
+) -> tuple[Finals, ...]:
+    """Holds the finals where few variants are to serve all tasks. A variant is a genome, whatever is compiled in for a task.
+    Finalists of a task are its fastest, and its fastest of those that would be kept by the search's own times; all races are
+    held before it is decided which are kept, and the fastest of these is confirmed for each task. A task whose reference is
+    faster than all of them is served by that."""
+    elites = [search.elites(number) for number in range(len(tasks))]
+    dtypes = [task.workload.dtype for task in tasks]
+    won = [found if found and (found[0].ratio or 1.0) < 1 else [] for found in elites]
+    likely = choose_by_dtype(dtypes, [{c.proposal.genome.digest: c.ratio for c in found if c.ratio} for found in won])
+    first, started, races, times = (count + 2) // 3, [], [], []
+    for task, found in zip(tasks, elites, strict=True):
+        others = sorted(found[first:], key=lambda c: c.proposal.genome.digest not in likely[task.workload.dtype])
+        started.append(build_all(task, [*found[:first], *others][:count]))
+    for task, building in zip(tasks, started, strict=True):
+        begins(task.workload, 0.0)
+        races.append(hold_race(task, building))
+    for finalists, timings in races:
+        timed = {t.contender: t for t in timings if t.ratio is not None}
+        raced = [(f, timed[f.name]) for f in finalists if f.passed and f.name in timed]
+        faster = any(t.disturbed or (t.ratio_low or 0.0) <= 1 for _, t in raced)  # than the reference, as far as is known
+        times.append({f.candidate.proposal.genome.digest: t.ratio for f, t in raced if faster and t.ratio})
+    few = choose_by_dtype(dtypes, times)
+    held = []
+    for number, (task, race) in enumerate(zip(tasks, races, strict=True)):
+        kept = few[task.workload.dtype]
+        finals = end_finals(task, *race, {f.candidate.order for f in race[0] if f.candidate.proposal.genome.digest in kept})
+        _store(opened, number, finals, search.elapsed_s)
+        held.append(finals)
+    return tuple(held)
+
+
+def _store(opened: OpenRun, task: int, finals: Finals, elapsed_s: float) -> None:
+    store, run = opened.store, opened.run
+    with store.transaction():
+        for finalist in finals.finalists:
+            store.add_final(run, finalist.candidate.order, finalist.measurement, elapsed_s=elapsed_s)
+        store.add_baselines(run, task, finals.baselines, stage=Stage.FINAL)
+        # Also None: the winner of earlier finals has not won these.
+        store.set_winner(run, task, finals.winner.candidate.order if finals.winner else None)
 
 
 def build_all(task: TaskExecutor, elites: Sequence[Candidate]) -> Building:

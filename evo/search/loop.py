@@ -24,15 +24,15 @@ from threadpoolctl import threadpool_limits
 
 from evo.errors import StoreError, UsageError
 from evo.evaluation import Build, Candidate, Costs, Evaluation, Parent, Proposal, Status, Timing
-from evo.executors import Executor, InFlight
-from evo.lineage import Stage, StoredRun
-from evo.lineage.store import Store
+from evo.executors import InFlight
+from evo.lineage import Stage
 from evo.measure import Incumbent
 from evo.measure.clock import usual_us
 from evo.problem.genome import Genome
 from evo.problem.space import Space
+from evo.search.cover import WITHIN
 from evo.search.samplers import Exhausted, Sampler, find_sampler
-from evo.search.tasks import TaskExecutor, tasks_of
+from evo.search.tasks import OpenRun, TaskExecutor
 
 _TICK_S = 0.2
 
@@ -44,9 +44,6 @@ _LAST_S = 10.0
 
 _MOST = 1e12
 """A budget has at most so many seconds, and so many evaluations."""
-
-WITHIN = 0.03
-"""How much longer than the fastest variant that is known for a task one may take that serves many."""
 
 _FINALS_RESERVE = 0.15
 _FINALS_RESERVE_MAX_S = 20.0
@@ -192,16 +189,16 @@ class Search:
     """One run of the loop, or what is left of it: what the database has of the run is replayed first. Of a budget of time a
     part is left to the finals."""
 
-    def __init__(self, run: StoredRun, store: Store, executor: Executor, observer: Observer) -> None:
-        self._run, self._store, self._executor, self._observer = run, store, executor, observer
-        spec = run.spec
+    def __init__(self, opened: OpenRun, observer: Observer) -> None:
+        self._run, self._store, self._executor, self._observer = opened.run, opened.store, opened.executor, observer
+        spec = opened.run.spec
         self._max_in_flight = spec.max_in_flight
         options = spec.options
         self._budget = Budget(**spec.budget)
-        self._recorded = {r.candidate.order: r for r in store.evaluations(run)}
+        self._recorded = {r.candidate.order: r for r in self._store.evaluations(self._run)}
         self._last_recorded = max(self._recorded, default=-1)
         self._tasks: list[_Task] = []
-        for number, task in enumerate(tasks_of(spec, executor, Stage.SEARCH)):
+        for number, task in enumerate(opened.tasks(Stage.SEARCH)):
             space = task.space
             if fixed := options.get("fixed"):
                 space = space.restricted(fixed)
@@ -224,11 +221,11 @@ class Search:
         self._last: list[Candidate] | None = None
         """The candidates that an interrupted search waits for; None while it is not interrupted."""
         self._last_until_s = inf
-        self._before_s = run.elapsed_s
+        self._before_s = opened.run.elapsed_s
         self._started: float | None = None
         self.started_unix = time.time()
         """When the time of this part of the search began to count: after the replay, with the first timing."""
-        self.progress = Progress(devices=executor.devices, begun=False)
+        self.progress = Progress(devices=self._executor.devices, begun=False)
 
     def interrupt(self) -> None:
         """Safe in a signal handler: the loop begins nothing more, drops what is being built, and stops when what is being

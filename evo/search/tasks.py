@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from evo.evaluation import Build, Evaluation
 from evo.executors import Executor
-from evo.lineage import RunSpec, Stage, gate_seeds
+from evo.lineage import RunSpec, Stage, StoredRun, gate_seeds
+from evo.lineage.store import Store
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
 from evo.measure.cases import count_kinds, random_cases
 from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Kernel, Limits, Workload
-from evo.problem.loading import load_kernel
 from evo.problem.space import Space
 from evo.sanitize import Sanitized
 
@@ -47,6 +47,8 @@ class Patience:
 class TaskExecutor(TaskData):
     """Asks an executor for what is wanted of one task's candidates."""
 
+    problem: Kernel
+    """The kernel that workers load by its name."""
     executor: Executor
     arch: str
     finals_cases: int = RANDOM_CASES
@@ -63,10 +65,6 @@ class TaskExecutor(TaskData):
     """With it, a race that was disturbed is held again."""
     check: Callable[[], None] = lambda: None
     """Is called while a result is waited for: what it raises ends the waiting."""
-
-    @cached_property
-    def problem(self) -> Kernel:
-        return load_kernel(self.kernel, self.kernel_digest)
 
     @cached_property
     def limits(self) -> Limits:
@@ -163,12 +161,13 @@ def missing_kinds(kernel: Kernel, target: str, workloads: Sequence[Workload]) ->
     return {key: kinds for key, kinds in missing.items() if kinds}
 
 
-def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecutor]:
+def tasks_of(spec: RunSpec, kernel: Kernel, executor: Executor, stage: Stage) -> list[TaskExecutor]:
     """The tasks of a run, with what their data are drawn with at this stage."""
     seed, sanitized = gate_seeds(spec.options, spec.seed)[stage], bool(spec.options.get("sanitize_finals"))
     winner_s = min(_WINNER_SANITIZED_S, _WINNERS_SANITIZED_S / len(spec.workloads))
     return [
         TaskExecutor(
+            problem=kernel,
             executor=executor,
             kernel=spec.kernel,
             kernel_digest=spec.kernel_digest,
@@ -182,3 +181,16 @@ def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecut
         )
         for workload in spec.workloads
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRun:
+    """A run with all that carries it out: its kernel, the database that keeps it, the workers."""
+
+    run: StoredRun
+    kernel: Kernel
+    store: Store
+    executor: Executor
+
+    def tasks(self, stage: Stage) -> list[TaskExecutor]:
+        return tasks_of(self.run.spec, self.kernel, self.executor, stage)

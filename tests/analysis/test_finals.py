@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from evo.cli.tables import time_cells, timing_record
 from evo.evaluation import FINALIST, Evaluation, Timing
 from evo.lineage import RunStatus, Stage
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
+from evo.report.terminal import time_cells, timing_record
 from tests.ended import Ended, run_here
 from tests.lineage import samples as s
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from evo.analysis.named import is_of
 from evo.analysis.runs import list_runs
 from evo.cli.check import _contenders, _for_each
-from evo.cli.recorded import is_of
-from evo.cli.search import read_starts
 from evo.errors import UsageError
 from evo.evaluation import Candidate, Proposal
+from evo.job.starts import read_starts
 from evo.lineage import Environment
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -36,7 +36,9 @@ def test_a_genome_goes_without_what_an_architecture_lacks(capsys: pytest.Capture
     space = kernel.space("cuda", workload, find_target("cuda").limits("sm_90"))
     early = Genome.of(space.complete({"launch": "programmatic", "block_n": 128}))
     large = Genome.of(space.complete({"launch": "plain", "block_n": 256, "k_stages": 2, "v_stages": 2}))
-    task = TaskExecutor(executor=idle("cuda"), kernel="attention", target="cuda", arch="sm_90", workload=workload, seed=1)
+    task = TaskExecutor(
+        problem=kernel, executor=idle("cuda"), kernel="attention", target="cuda", arch="sm_90", workload=workload, seed=1
+    )
     found = list(_for_each([("early", early), ("large", large)], task, ["sm_90", "compute_89"]))
     assert [(name, arch) for name, arch, _ in found] == [("early", "sm_90"), ("early", "compute_89"), ("large", "sm_90")]
     assert found[0][2] == early
@@ -71,7 +73,9 @@ def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: st
 
 def contenders(kernel: Kernel, db: str) -> list[str]:
     place, workload = str(kernel.folder), kernel.example("cpu")
-    task = TaskExecutor(executor=idle("cpu"), kernel=place, target="cpu", arch="native", workload=workload, seed=1)
+    task = TaskExecutor(
+        problem=kernel, executor=idle("cpu"), kernel=place, target="cpu", arch="native", workload=workload, seed=1
+    )
     return [name for name, _ in _contenders(task, db)]
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from evo.cli import screen
-from evo.cli.screen import CheckLines
 from evo.errors import UsageError
 from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
@@ -26,11 +24,13 @@ from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.problem.space import Point
+from evo.report import progress as screen
+from evo.report.progress import CheckLines
 from evo.search.check import check_kernel
 from evo.search.loop import Search, StopReason
 from evo.search.tasks import TaskExecutor
 from tests.ended import Ended
-from tests.landscape import Hanging, LandscapeExecutor, random_search
+from tests.landscape import Hanging, LandscapeExecutor, opened, random_search
 from tests.toy_kernel import write_kernel
 
 KERNEL = load_kernel("layernorm")
@@ -97,7 +97,9 @@ class Small(LandscapeExecutor):
 
 
 def task_for(executor: LandscapeExecutor) -> TaskExecutor:
-    return TaskExecutor(executor=executor, kernel="layernorm", target="cpu", arch="native", workload=OWN, seed=1)
+    return TaskExecutor(
+        problem=KERNEL, executor=executor, kernel="layernorm", target="cpu", arch="native", workload=OWN, seed=1
+    )
 
 
 def test_a_workload_whose_data_do_not_fit_is_gated_all_the_same() -> None:
@@ -187,7 +189,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=home / "cache"))
     with closing(executor), Store.open(db, write=True) as store:
         run = store.create_run(spec, Environment(device="here", arch="native"))
-        assert Search(run, store, executor, lambda progress: None).run() is StopReason.EXHAUSTED
+        assert Search(opened(run, store, executor), lambda progress: None).run() is StopReason.EXHAUSTED
         stored = {e.candidate.proposal.genome.parameters["mode"]: e for e in store.evaluations(run)}
     evaluations = {mode: e.evaluation for mode, e in stored.items()}
     names = {mode: public_id(run.uid, e.candidate.order) for mode, e in stored.items()}
@@ -329,7 +331,7 @@ def search(tmp_path: Path, gate_seed: int) -> tuple[list[str], set[int]]:
     executor = LandscapeExecutor(1, change=note)
     with closing(executor), Store.open(tmp_path / f"{gate_seed}.db", write=True) as store:
         run = store.create_run(spec, Environment(device="a landscape", arch="none"))
-        assert Search(run, store, executor, lambda progress: None).run() is StopReason.EVALUATIONS
+        assert Search(opened(run, store, executor), lambda progress: None).run() is StopReason.EVALUATIONS
         return [e.candidate.proposal.genome.to_json() for e in store.evaluations(run)], seeds
 
 

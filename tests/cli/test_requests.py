@@ -6,17 +6,20 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import evo
 from evo.cli.jobs import read_jobs
-from evo.cli.options import parse_duration
+from evo.cli.search import search
 from evo.errors import DeviceError
+from evo.job.job import OPTIONS, check_workloads
 from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
-from evo.search.run import check_workloads
+from evo.report.text import parse_duration
 from evo.search.samplers import sampler_names
 from evo.targets import find_target
 from tests.ended import run_python
@@ -151,8 +154,8 @@ BAD = {
 
 
 EMPTY = (
-    "name", "db", "sampler", "target", "arch", "workload", "cover", "budget", "start", "fix", "devices", "executor",
-    "cluster", "scheduler", "log", "export", "evaluations", "patience", "seed", "builders", "finalists", "sampler-option",
+    "name", "db", "sampler", "target", "arch", "workload", "cover", "budget", "start", "fix", "devices", "on",
+    "log", "export", "evaluations", "patience", "seed", "builders", "finalists", "sampler-option",
 )  # fmt: skip
 
 
@@ -209,8 +212,8 @@ def test_what_needs_no_worker_is_refused_before_one_is_opened(
     (tmp_path / "folder").mkdir()
     with Store.open(tmp_path / "lineage.db", write=True) as store:
         new_run(store, "taken")
-    monkeypatch.setattr("evo.cli.search.open_executor", None)
-    monkeypatch.setattr("evo.cli.check.open_executor", None)
+    monkeypatch.setattr("evo.job.opening.open_workers", None)
+    monkeypatch.setattr("evo.cli.check.open_workers", None)
     words = tuple("./toy" if word == "KERNEL" else word for word in words)
     ended = here(*words, *(() if "--db" in words else ("--db", "lineage.db")))
     assert ended.code == 2
@@ -220,10 +223,16 @@ def test_what_needs_no_worker_is_refused_before_one_is_opened(
     assert not (tmp_path / "toy" / "log.txt").exists()
 
 
+def test_command_job_file_and_python_have_the_same_options() -> None:
+    own = {"context", "kernel", "export", "db", "json"}
+    assert {*signature(search).parameters} - own == {*OPTIONS}
+    assert {*signature(evo.search).parameters} - {"kernel", "db", "progress"} == {*OPTIONS}
+
+
 def test_a_cache_that_cannot_be_written_is_told_at_once(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_kernel(tmp_path / "toy")
     monkeypatch.setenv("EVO_CACHE", f"{UNWRITABLE}/cache")
-    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    monkeypatch.setattr("evo.job.opening.open_workers", None)
     ended = here("search", "./toy", "--target", "cpu")
     assert f"cannot write in the folder {UNWRITABLE}/cache: " in ended.sentence
     assert "choose another with EVO_CACHE" in ended.sentence
@@ -233,7 +242,7 @@ def test_a_database_that_another_search_writes_to_is_refused_at_once(
     here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_kernel(tmp_path / "toy")
-    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    monkeypatch.setattr("evo.job.opening.open_workers", None)
     with Store.open(tmp_path / "lineage.db", write=True):
         ended = here("search", "./toy", "--target", "cpu", "--db", "lineage.db")
     assert "writes to this database" in ended.sentence
@@ -242,7 +251,7 @@ def test_a_database_that_another_search_writes_to_is_refused_at_once(
 def test_only_where_there_is_no_database_yet_a_search_starts_from_nothing_without_a_word(
     here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    monkeypatch.setattr("evo.job.opening.open_workers", None)
     write_kernel(tmp_path / "toy")
     search = ("search", "./toy", "--target", "cpu", "--db", "lineage.db")
     with Store.open(tmp_path / "lineage.db", write=True) as store:
@@ -306,11 +315,11 @@ JOBS = {
     "nested": (f"search = {'[' * 5000}{']' * 5000}\n", "cannot be read"),
     "no table": ('kernel = "layernorm"\n', "needs a table [search]"),
     "no kernel": ("[search]\nseed = 1\n", "[[search]], each with at least: kernel"),
-    "unknown key": (f"{JOB}sed = 1\n", "unknown key 'sed'; known: arch, budget"),
+    "unknown key": (f"{JOB}sed = 1\n", "job.toml, line 3: unknown option 'sed'; did you mean seed?"),
     "flag": (f"{JOB}cold = 1\n", "job.toml, line 3: cold must be true or false, got 1"),
-    "not of a job": (f'{JOB}db = "x"\n', "unknown key 'db'"),
+    "not of a job": (f'{JOB}db = "x"\n', "unknown option 'db'"),
     "kernel": ("[search]\nkernel = 7\n", "line 2: kernel must be a kernel's name or folder, got 7"),
-    "seed": (f'{JOB}seed = "x"\n', "job.toml, line 3: Invalid value for '--seed': "),
+    "seed": (f'{JOB}seed = "x"\n', "job.toml, line 3: seed must be a whole number, got 'x'"),
     "outside": (f'budget = "8h"\n{JOB}', "job.toml, line 1: 'budget' stands outside of [search]"),
     "value": (f'{JOB}name = "a"\nbudget = "25x"\n', "job.toml, search 'a': --budget '25x' is not a duration"),
     "of two": (f'{ONE_OF}name = "a"\n[[search]]\nname = "b"\n', "job.toml, line 4: it needs a table [search]"),
@@ -318,14 +327,14 @@ JOBS = {
     "one name": (f'{ONE_OF}name = "a"\n' * 2, "line 6: the search that begins on line 1 is called 'a', too"),
     "priority": (f'{JOB}priority = "high"\n', "line 3: priority must be a number, got 'high'"),
     "negative": (f"{JOB}seed = -1\n", "seed must be a whole number from 0 to 9223372036854775807, got -1"),
-    "true": (f"{JOB}seed = true\n", "line 3: seed must be a single value, got True"),
-    "workloads": (f'{JOB}workloads = "abc"\n', "workloads must be a list, got 'abc'"),
+    "true": (f"{JOB}seed = true\n", "line 3: seed must be a whole number, got True"),
+    "workloads": (f'{JOB}workloads = "abc"\n', "workloads must be a list of texts, got 'abc'"),
     "workload": (f"{JOB}workloads = [7]\n", "'7'"),
-    "evaluations": (f"{JOB}evaluations = 1.5\n", "Invalid value for '--evaluations': "),
-    "budget": (f"{JOB}budget = []\n", "line 3: budget is empty, or holds an empty text; leave it out"),
+    "evaluations": (f"{JOB}evaluations = 1.5\n", "line 3: evaluations must be a whole number, got 1.5"),
+    "budget": (f"{JOB}budget = []\n", "line 3: budget is empty; leave it out"),
     "no time": (f'{JOB}budget = "soon"\n', "'soon' is not a duration"),
-    "fix": (f"{JOB}fix = {{threads = 1}}\n", "fix must be a list"),
-    "builders": (f"{JOB}builders = 0\n", "Invalid value for '--builders'"),
+    "fix": (f"{JOB}fix = 3\n", "line 3: fix must be a list of texts, got 3"),
+    "builders": (f"{JOB}builders = 0\n", "builders must be at least 1, got 0"),
     "sampler options": (f"{JOB}sampler_options = 3\n", "sampler_options must be a table, got 3"),
     "sampler option": (f"{JOB}[search.sampler_options]\nsize = 3\n", "unknown option of sampler"),
     "target": (f"{JOB}target = 1\n", "unknown target '1'"),
@@ -335,27 +344,36 @@ JOBS = {
     ),
     "an empty kernel": ('[search]\nkernel = ""\n', "line 2: kernel must be a kernel's name or folder, got ''"),
     **{
-        f"an empty {key}": (f'{JOB}{key} = ""\n', f"line 3: {key} is empty, or holds an empty text")
-        for key in ("sampler", "name", "target", "arch", "budget", "devices", "executor", "scheduler", "cluster", "seed")
+        f"an empty {key}": (f'{JOB}{key} = ""\n', f"line 3: {key} is empty; leave it out")
+        for key in ("sampler", "name", "target", "arch", "budget", "devices", "on", "seed")
     },
     **{
-        f"no {key}": (f"{JOB}{key} = []\n", f"line 3: {key} is empty, or holds an empty text")
+        f"no {key}": (f"{JOB}{key} = []\n", f"line 3: {key} is empty; leave it out")
         for key in ("workloads", "cover", "start", "fix")
     },
-    "an empty workload": (f'{JOB}workloads = ["{SMALL}", ""]\n', "line 3: workloads is empty, or holds an empty text"),
+    "an empty workload": (f'{JOB}workloads = ["{SMALL}", ""]\n', "line 3: workloads holds an empty text; leave it out"),
     "no sampler options": (f"{JOB}sampler_options = {{}}\n", "line 3: sampler_options is empty"),
     **{
         f"a {key} that is true": (f"{JOB}{key} = true\n", f"line 3: {key} must be a single value, got True")
-        for key in ("evaluations", "patience", "builders", "finalists", "budget", "name", "sampler", "target", "devices")
+        for key in ("budget", "name", "sampler", "target", "devices", "on")
     },
+    **{
+        f"a {key} that is true": (f"{JOB}{key} = true\n", f"line 3: {key} must be a whole number, got True")
+        for key in ("evaluations", "patience", "builders", "finalists")
+    },
+    **{
+        f"a {key} of before": (f'{JOB}{key} = "dask"\n', f"line 3: {key} is no option any more; say where work runs with on")
+        for key in ("executor", "scheduler", "cluster")
+    },
+    "on no cluster": (f'{JOB}on = "dask"\n', "--on dask names no cluster: write the address of its scheduler"),
+    "on an unknown place": (f'{JOB}on = "dusk"\n', "unknown executor 'dusk'; did you mean dask?"),
+    "builders of a cluster": (f'{JOB}on = "tcp://h:1"\nbuilders = 3\n', "--builders is of this machine"),
+    "devices of a cluster": (f'{JOB}on = "c.yaml"\ndevices = "all"\n', "--devices all: of a cluster it names the kind"),
     "a priority that is true": (f"{JOB}priority = true\n", "line 3: priority must be a number, got True"),
     "a priority of nan": (f"{JOB}priority = nan\n", "line 3: priority must be a number, got nan"),
-    "evaluations of nan": (
-        f"{JOB}evaluations = nan\n",
-        "line 3: Invalid value for '--evaluations': 'nan' is no number",
-    ),
+    "evaluations of nan": (f"{JOB}evaluations = nan\n", "line 3: evaluations must be a whole number, got nan"),
     "an infinite budget": (f"{JOB}budget = inf\n", "--budget 'inf' is not a duration"),
-    "arabic evaluations": (f'{JOB}evaluations = "\u0663"\n', "'\u0663' is no number in digits 0 to 9"),
+    "arabic evaluations": (f'{JOB}evaluations = "\u0663"\n', "evaluations must be a whole number, got '\u0663'"),
     "arabic rows": (f'{JOB}workloads = ["rows=\u0663,cols=2,dtype=float32"]\n', "rows must be a whole number"),
     "a day": (f"{JOB}budget = 2026-01-01\n", "line 3: budget must be a single value"),
     "a bad name": (f'{JOB}name = "a b"\n', "'a b' is not a name for a run"),

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evo.cli import screen
-from evo.cli.screen import LiveScreen, PlainLines, busy_share, unfinished
+from evo.cli.outcome import unfinished
 from evo.executors import InFlight
 from evo.lineage import Environment
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
+from evo.report import progress as screen
+from evo.report.progress import LiveScreen, PlainLines, busy_share
 from evo.search.loop import Budget, Improvement, Progress, Search, StopReason
-from tests.landscape import Hanging, random_search
+from tests.landscape import Hanging, opened, random_search
 from tests.lineage import samples as s
 
 WORKLOADS = (Workload.of({"n": 4096}, "float32"),)
@@ -112,7 +113,7 @@ def test_a_search_knows_which_candidate_it_waits_for(tmp_path: Path) -> None:
     observer = Looking(executor)
     with closing(executor), Store.open(tmp_path / "lineage.db", write=True) as store:
         run = store.create_run(random_search("layernorm"), Environment(device="a landscape", arch="none"))
-        loop = Search(run, store, executor, observer)
+        loop = Search(opened(run, store, executor), observer)
         assert loop.run() is StopReason.EVALUATIONS
         stored = store.evaluations(run)
     ((order, *_),) = {(order, work.stage, work.left_s) for order, work in observer.waited_for}

@@ -150,7 +150,7 @@ def test_what_cannot_be_resumed_or_begun_is_refused_before_anything_starts(
     assert "small" in named.sentence
     write_kernel(tmp_path / "other")
     other = ("search", str(tmp_path / "other"), "--target", "cpu", "--evaluations", "3", "--start", "small")
-    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    monkeypatch.setattr("evo.job.opening.open_workers", None)
     half = f"{before[0]['elapsed_s'] / 2:.6f}"
     busy = asked("best", "--run", "small", "--json").document[0]["disturbed"]
     refused = {

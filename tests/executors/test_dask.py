@@ -190,7 +190,7 @@ def test_of_several_kinds_of_device_one_measures(cluster: Cluster, kernel: Path,
         client.wait_for_workers(2)
 
     def search(devices: str | None) -> evo.Run:
-        where = {"scheduler": cluster.address, "devices": devices, "db": tmp_path / "l.db"}
+        where = {"on": cluster.address, "devices": devices, "db": tmp_path / "l.db"}
         return evo.search(kernel, target="cpu", evaluations=6, finalists=1, **where)
 
     with pytest.raises(UsageError, match=r"have CPU of another kind and CPU of one kind, whose times do not compare"):
@@ -216,7 +216,7 @@ def test_a_search_survives_what_happens_to_workers_scheduler_and_network(
             found = evo.search(
                 kernel,
                 target="cpu",
-                scheduler=cluster.wire.address,
+                on=cluster.wire.address,
                 evaluations=24,
                 seed=3,
                 finalists=1,

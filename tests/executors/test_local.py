@@ -26,11 +26,11 @@ from evo.executors._device import Device, Job, prepare_device
 from evo.executors._device import session as session_of_process
 from evo.executors._worker import MOST_KILLED, Worker
 from evo.executors.local import LocalExecutor
+from evo.job.job import check_workloads
 from evo.measure import Incumbent, TaskData, buffers, gate
 from evo.problem.genome import Genome
 from evo.problem.kernel import Tensors
 from evo.problem.loading import kernel_digest, load_kernel
-from evo.search.run import check_workloads
 from evo.targets import find_target
 from tests.executors.processes import PATIENCE_S, compilers, descendants, wait_until
 from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from evo.cli import run
-from evo.cli.export import export_all_candidates
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.export import find_exporter
+from evo.export._winners import export_all_candidates
 from evo.lineage.store import Store
 from evo.search.run import describe_environment
 from evo.targets import find_target

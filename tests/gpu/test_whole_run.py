@@ -99,7 +99,9 @@ def check_attention(wanted: dict[str, Value], sizes: Sequence[str], executor: Lo
         point = space.complete({**space.default, **{n: v for n, v in wanted.items() if n in space.by_name}})
         if space.violations(point):
             pytest.skip(f"not legal here: {'; '.join(space.violations(point))}")
-        task = TaskExecutor(executor=executor, kernel="attention", target="cuda", arch=arch, workload=workload, seed=1)
+        task = TaskExecutor(
+            problem=kernel, executor=executor, kernel="attention", target="cuda", arch=arch, workload=workload, seed=1
+        )
         trials = check_candidate(task, Genome.of(point), gate=True)
         assert all(t.passed for t in trials), [(t.workload.key, t.build.log, t.measurement) for t in trials]
 

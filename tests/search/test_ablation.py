@@ -42,7 +42,13 @@ _NOT_ALONE = (
 def ablated(folder: Path, start: Point, end: Point, executor: Any) -> Ablation:
     one, other = Genome.of(start), Genome.of(end)
     task = TaskExecutor(
-        executor=executor, kernel=str(folder), target="cpu", arch="native", workload=WORKLOAD, seed=1
+        problem=load_kernel(str(folder)),
+        executor=executor,
+        kernel=str(folder),
+        target="cpu",
+        arch="native",
+        workload=WORKLOAD,
+        seed=1,
     )
     return measure_ablation(task, one, other, edits_between(one, other))
 

@@ -11,11 +11,12 @@ import pytest
 
 from evo.analysis.finals import read_run_finals
 from evo.errors import UsageError
+from evo.job.job import check_workloads
 from evo.lineage import RunSpec
 from evo.lineage.store import Store
 from evo.search.cover import choose
-from evo.search.run import check_workloads, hold_all_finals
-from tests.landscape import LandscapeExecutor, code_of, timing
+from evo.search.finals import hold_all_finals
+from tests.landscape import LandscapeExecutor, code_of, opened, timing
 from tests.search.test_loop import KERNEL, configure, genomes, longer, search
 
 GRID = "rows=64/512/4096,cols=1024,dtype=float32"
@@ -23,8 +24,8 @@ GRID = "rows=64/512/4096,cols=1024,dtype=float32"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    with Store.open(tmp_path / "lineage.db", write=True) as opened:
-        yield opened
+    with Store.open(tmp_path / "lineage.db", write=True) as found:
+        yield found
 
 
 def covering(evaluations: int) -> RunSpec:
@@ -84,7 +85,7 @@ def test_few_variants_win_all_tasks_and_the_table_says_which(store: Store) -> No
     executor = LandscapeExecutor(1)
     executor.close = lambda: None  # type: ignore[method-assign]
     found, _, run = search(covering(400), store, executor)
-    held = hold_all_finals(found, run, store, executor, count=4)
+    held = hold_all_finals(found, opened(run, store, executor), count=4)
     winners = [finals.winner.candidate.proposal.genome for finals in held if finals.winner]
     assert len(winners) == 3
     cover = read_run_finals(store, run.name).cover
@@ -107,7 +108,7 @@ def test_a_workload_whose_reference_is_faster_needs_no_variant(store: Store) -> 
     executor = LandscapeExecutor(1, change=slower_at_64)
     executor.close = lambda: None  # type: ignore[method-assign]
     found, _, run = search(covering(150), store, executor)
-    hold_all_finals(found, run, store, executor, count=4)
+    hold_all_finals(found, opened(run, store, executor), count=4)
     cover = read_run_finals(store, run.name).cover
     assert cover.variants == 1
     assert {p.workload.split(",")[0]: p.variant for p in cover.points} == {"rows=64": None, "rows=512": 1, "rows=4096": 1}

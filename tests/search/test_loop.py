@@ -16,23 +16,24 @@ import pytest
 
 from evo.analysis.finals import read_run_finals
 from evo.analysis.runs import find_best, find_run
-from evo.cli.screen import evaluation_costs
+from evo.cli.outcome import evaluation_costs
 from evo.errors import DeviceError, EvoError, StoreError, UsageError
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Evaluation, Proposal, Status
 from evo.executors import InFlight
+from evo.job.job import Job, check_workloads, plan_run
 from evo.lineage import Environment, RunSpec, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
-from evo.search.finals import Finals, build_all, end_finals, hold_race
+from evo.search.finals import Finals, build_all, end_finals, hold_all_finals, hold_race
 from evo.search.loop import Budget, Progress, Search, StopReason
-from evo.search.run import check_workloads, choose_devices, hold_all_finals, plan_run
+from evo.search.place import Place, choose_devices
 from evo.search.samplers import find_sampler
 from evo.search.tasks import Patience, TaskExecutor, tasks_of
 from evo.targets import find_target
-from tests.landscape import Hanging, LandscapeExecutor, code_of, ratio_of, status_of, timing
+from tests.landscape import Hanging, LandscapeExecutor, code_of, opened, ratio_of, status_of, timing
 
 KERNEL = load_kernel("layernorm")
 ENVIRONMENT = Environment(device="a landscape", arch="none")
@@ -49,23 +50,25 @@ def configure(
 ) -> RunSpec:
     """grid: searched as `evo search --cover` does, in the place of the first `tasks` workloads."""
     texts = ["rows=512,cols=1024,dtype=float32", "rows=64,cols=4096,dtype=bfloat16"][:tasks]
-    return plan_run(
-        kernel="layernorm",
+    job = Job(
+        kernel=KERNEL,
+        kernel_name="layernorm",
         target="cpu",
         arch="native",
         workloads=check_workloads(KERNEL, "cpu", () if grid else texts, [grid] if grid else ()),
         sampler=sampler,
         seed=seed,
-        builders=4,
+        place=Place(builders=4),
         budget=Budget(evaluations=evaluations, **more),
         cover=bool(grid),
     )
+    return plan_run(job)
 
 
 def search(spec: RunSpec | StoredRun, store: Store, executor: LandscapeExecutor) -> tuple[Search, StopReason, StoredRun]:
     """To its end; of a run that is stored already, what is left of it."""
     run = spec if isinstance(spec, StoredRun) else store.create_run(spec, ENVIRONMENT)
-    found = Search(run, store, executor, lambda progress: None)
+    found = Search(opened(run, store, executor), lambda progress: None)
     try:
         return found, found.run(), run
     finally:
@@ -85,8 +88,8 @@ def genomes(store: Store, run: StoredRun) -> list[tuple[int, int, str, tuple[int
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    with Store.open(tmp_path / "lineage.db", write=True) as opened:
-        yield opened
+    with Store.open(tmp_path / "lineage.db", write=True) as found:
+        yield found
 
 
 @pytest.mark.parametrize("sampler", ["evolution", "tpe", "random"])
@@ -139,7 +142,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(store: Store) -> No
     reason = StopReason.INTERRUPTED
     while reason is StopReason.INTERRUPTED:
         executor, after = LandscapeExecutor(len(parts) + 10), len(store.evaluations(run)) + rng.randint(1, 25)
-        parts.append(Search(run, store, executor, interrupt))
+        parts.append(Search(opened(run, store, executor), interrupt))
         reason = parts[-1].run()
         executor.close()
     assert reason is StopReason.EVALUATIONS
@@ -263,7 +266,7 @@ def test_the_time_of_a_budget_begins_when_the_device_is_ready_and_a_first_candid
     run = store.create_run(configure(seconds=0.3), ENVIRONMENT)
     seen: list[tuple[bool, float]] = []
     executor = _Slow(ready_s=1.0, first_s=0.6)
-    part = Search(run, store, executor, lambda progress: seen.append((progress.begun, progress.elapsed_s)))
+    part = Search(opened(run, store, executor), lambda progress: seen.append((progress.begun, progress.elapsed_s)))
     reason = part.run()
     executor.close()
     assert reason is StopReason.TIME
@@ -287,7 +290,7 @@ def test_an_interrupt_drops_what_has_not_begun_and_a_second_one_waits_for_nothin
                 for _ in range(interrupts):  # noqa: B023
                     parts[-1].interrupt()  # noqa: B023
 
-        parts.append(Search(run, store, hanging, interrupt))
+        parts.append(Search(opened(run, store, hanging), interrupt))
         assert parts[-1].run() is StopReason.INTERRUPTED
         waited_s = time.monotonic() - began
         assert waited_s > 2.0 if interrupts == 1 else waited_s < 2.0
@@ -355,7 +358,13 @@ def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[
     found, _, run = search(configure(60), store, LandscapeExecutor(6))
     elites = found.elites(0)[:4]
     task = TaskExecutor(
-        executor=executor, kernel="layernorm", target="cpu", arch="native", workload=run.spec.workloads[0], seed=5
+        problem=KERNEL,
+        executor=executor,
+        kernel="layernorm",
+        target="cpu",
+        arch="native",
+        workload=run.spec.workloads[0],
+        seed=5,
     )
     finals = end_finals(task, *hold_race(task, build_all(task, elites)))
     executor.close()
@@ -403,7 +412,7 @@ def test_who_won_finals_that_are_held_anew_and_confirm_nobody_has_not_won(store:
         (lambda request, found, n: _refused(request, found), False),
     ):
         executor = untrusted(fate)
-        held = hold_all_finals(found, run, store, executor, 4)
+        held = hold_all_finals(found, opened(run, store, executor), 4)
         executor.close()
         assert [f.winner is not None for f in held] == [wins]
         assert [task.winner is not None for task in find_run(store, run.name).tasks] == [wins]
@@ -451,12 +460,12 @@ def busy_for(races: int) -> LandscapeExecutor:
 def test_finals_wait_for_a_quiet_machine_for_a_while_and_then_confirm_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, races: int, confirmed: bool
 ) -> None:
-    monkeypatch.setattr("evo.search.run._LEAST_PATIENCE_S", 1.0)
+    monkeypatch.setattr("evo.search.finals._LEAST_PATIENCE_S", 1.0)
     monkeypatch.setattr("evo.search.tasks._PAUSE_S", 0.05)
     found, _, run = search(configure(60), store, LandscapeExecutor(6))
     executor, waits = busy_for(races), list[float]()
     began = time.monotonic()
-    (held,) = hold_all_finals(found, run, store, executor, 4, lambda workload, waits_s: waits.append(waits_s))
+    (held,) = hold_all_finals(found, opened(run, store, executor), 4, lambda workload, waits_s: waits.append(waits_s))
     executor.close()
     assert time.monotonic() - began < 30
     assert waits[0] == 0, "they begin"
@@ -483,7 +492,7 @@ def test_races_that_wait_for_a_quiet_machine_take_no_longer_than_was_told() -> N
 
     executor = LandscapeExecutor(1, change=change)
     patience = Patience(left_s=4.0, tell=lambda workload, left_s: told.append(left_s))
-    (task,) = tasks_of(configure(1), executor, Stage.FINAL)
+    (task,) = tasks_of(configure(1), KERNEL, executor, Stage.FINAL)
     began = time.monotonic()
     result = replace(task, race_s=20.0, patience=patience).race([])
     assert time.monotonic() - began < 4.0 + OVERTIME + 2.0, "a race of the least limit may come last"
@@ -497,7 +506,7 @@ def test_what_a_check_raises_ends_the_wait_for_a_result() -> None:
     def check() -> None:
         raise StoreError("the database is lost")
 
-    (task,) = tasks_of(configure(1), LandscapeExecutor(1), Stage.FINAL)
+    (task,) = tasks_of(configure(1), KERNEL, LandscapeExecutor(1), Stage.FINAL)
     with pytest.raises(StoreError, match="the database is lost"):
         replace(task, check=check).awaited(Future())
 
@@ -512,7 +521,7 @@ def test_finals_know_what_the_reference_usually_took_in_the_search(store: Store)
 
     found, _, run = search(configure(60), store, LandscapeExecutor(6))
     executor = LandscapeExecutor(3, change=change)
-    hold_all_finals(found, run, store, executor, 4)
+    hold_all_finals(found, opened(run, store, executor), 4)
     executor.close()
     usual = timing("", 1.0).median_us
     assert asked == pytest.approx([usual, usual], rel=0.1)

@@ -1,13 +1,15 @@
-"""The output of a search: while it runs a live screen on a terminal, plain lines elsewhere; at its end one record, printed
-as tables or as JSON."""
+"""The output of a search while it runs: a live screen on a terminal, plain lines elsewhere, lines of JSON in a log."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,34 +21,26 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evo.analysis.failures import read_failures
-from evo.analysis.finals import RunFinals
-from evo.analysis.runs import MILESTONES, read_history
-from evo.cli.best import print_finals
-from evo.cli.options import command_line
-from evo.cli.tables import Terminal, make_table, say, timing_record
-from evo.evaluation import PASSED, Costs, Status, Timing
+from evo.analysis.runs import find_run
+from evo.errors import UsageError
+from evo.evaluation import Status
 from evo.executors import InFlight
-from evo.lineage.models import public_id
-from evo.lineage.store import Store
-from evo.problem.kernel import FUNCTION_FILES, Kernel
+from evo.problem.kernel import Workload
 from evo.problem.space import Point
-from evo.report.text import counted, duration, short
-from evo.search.finals import Finalist
-from evo.search.loop import Budget, Improvement, Progress
-from evo.search.run import Outcome
+from evo.report.terminal import Terminal, brief_workload, handling, make_table, notice
+from evo.report.text import counted, duration, lacks
+from evo.search.loop import Budget, Improvement, Progress, Search, StopReason
+from evo.search.run import Outcome, execute
+from evo.search.tasks import OpenRun
 
 LINE_EVERY_S = 5.0
 
 ENDING = "ending when what is being timed is done, in 10 s at most; a second signal ends it at once"
 
-_REASON = 300
-"""Largest number of characters of a reason that are printed."""
-
 LONG_S = 3.0
 """Seconds in flight after which a candidate is named."""
 
-_STAGES = {
+STAGES = {
     "asked": "at the cluster",
     "build": "being compiled",
     "ready": "held up, until the device and its data are ready,",
@@ -93,6 +87,15 @@ class PlainLines(nullcontext[None]):
         if self._timer.is_due():
             waiting = _waiting(progress)
             self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}{waiting and f' | {waiting}'}")
+
+
+def check_log(path: Path | None) -> None:
+    """Raises UsageError for a --log that cannot be written."""
+    try:
+        if path is not None:
+            path.open("a").close()
+    except OSError as error:
+        raise UsageError(f"--log {path} cannot be written: {error.strerror}") from error
 
 
 class JsonLog:
@@ -210,7 +213,7 @@ class CheckLines:
         if work is not None and work.seconds >= LONG_S:
             values = " ".join(f"{k}={v}" for k, v in changes.items())
             text += f"; waiting for {work.workload}{values and f' with {values}'}: {told(work)}"
-        say(f"evo: {text}", err=True)
+        notice(text)
 
 
 def _about(found: Improvement) -> str:
@@ -233,11 +236,11 @@ def _counts(progress: Progress) -> str:
     passed = "" if any(s.passed for s in progress.by_status) else ", none passed" if progress.by_status else ""
     return (
         f"{progress.finished} candidates{passed}, {rate:.1f}/s | building {progress.building}, measuring"
-        f" {progress.measuring} | device busy {busy_share(progress):.0%}{_incidents(progress.incidents)}"
+        f" {progress.measuring} | device busy {busy_share(progress):.0%}{incidents_text(progress.incidents)}"
     )
 
 
-def _incidents(counts: Mapping[str, int]) -> str:
+def incidents_text(counts: Mapping[str, int]) -> str:
     return "".join(f" | {name}: {count}" for name, count in counts.items())
 
 
@@ -253,7 +256,7 @@ def told(work: InFlight) -> str:
     """The state of work in flight: "in the gate for 12 s; ended if there is no result within 18 s more"."""
     again = ", for the second time, in a fresh process" if work.again else ""
     left = "" if work.left_s is None else f"; ended if there is no result within {work.left_s:.0f} s more"
-    return f"{_STAGES[work.stage]} for {work.seconds:.0f} s{again}{left}"
+    return f"{STAGES[work.stage]} for {work.seconds:.0f} s{again}{left}"
 
 
 def _failures(progress: Progress) -> str:
@@ -265,170 +268,103 @@ def _failures(progress: Progress) -> str:
     return "refused: " + ", ".join(parts) if failed else ", ".join(parts)
 
 
-# -- the end of a search --------------------------------------------------------------------------------------
+# -- carrying it out ----------------------------------------------------------------------------------------------
 
 
-def outcome_record(
-    outcome: Outcome, run: RunFinals, started: float, store: Store, resumed_from: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The record of an ended search, as plain data.
+def follow(
+    opened: OpenRun,
+    console: Terminal,
+    *,
+    resumed: bool = False,
+    ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    log: Path | None = None,
+) -> Outcome | None:
+    """Carries a run to its end and shows how it goes, unless the console is quiet. None: a signal has ended it in order, and
+    everything finished is stored. resumed: the run had begun before; ending: the signals that do so; log: see `JsonLog`."""
+    run, executor = opened.run, opened.executor
+    budget = Budget(**run.spec.budget)
+    if resumed:
+        kept, limit = find_run(opened.store, run.name).evaluations, budget.evaluations
+        reached = f"; --evaluations {limit} is reached already" if limit is not None and limit <= kept else ""
+        searched = f"{counted(kept, 'candidate')} and {duration(run.elapsed_s)} of searching"
+        console.say(f"run {run.name} is resumed: {searched} are kept{reached}")
+    names = {workload: brief_workload(workload, opened.kernel) for workload in run.spec.workloads}
+    screen: PlainLines | LiveScreen = PlainLines(console, [*names.values()])
+    if console.is_terminal and not console.quiet:
+        title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
+        screen = LiveScreen(console, title, [*names.values()], budget)
+    written = JsonLog(log, run.name, [*names.values()]) if log else None
+    shown = [screen, written] if written else [screen]
 
-    run: the run as the database has it. started: the time.time() at which the command began. resumed_from: the candidates
-    and seconds that a run had when it was resumed; costs are without these.
-    """
-    search, progress = outcome.search, outcome.search.progress
-    before_search_s = max(0.0, search.started_unix - started)
-    searched_s = max(progress.elapsed_s, 1e-9)
-    own_s = max(0.0, progress.elapsed_s - outcome.run.elapsed_s)
-    device_s = max(progress.spent.device_seconds, 1e-9)
-    return {
-        "run": run.name,
-        **{name: getattr(run, name) for name in ("kernel", "target", "arch", "device", "sampler", "seed")},
-        "stopped": str(outcome.reason),
-        "candidates": progress.finished,
-        "search_s": round(searched_s, 2),
-        "command_s": round(time.time() - started, 2),
-        "candidates_per_s": round(progress.finished / searched_s, 2),
-        "by_status": {str(k): v for k, v in sorted(progress.by_status.items())},
-        "incidents": progress.incidents,
-        "refused_in_finals": [
-            {"candidate": f.id, "order": f.order, "status": f.status, "log": f.reason} for f in run.refused_in_finals
-        ],
-        "first_failure": next((p.id for p in read_history(store, run.name) if p.status not in PASSED), None),
-        "resumed_from": resumed_from,
-        "since_resumed": {"candidates": progress.finished - progress.replayed, "search_s": round(own_s, 2)}
-        if resumed_from
-        else None,
-        "device_busy_share": None if progress.first_measured_s is None else busy_share(progress),
-        "gate_share": progress.spent.gate_seconds / device_s,
-        "timing_share": progress.spent.timing_seconds / device_s,
-        "timing_share_of_search": progress.spent.timing_seconds / max(own_s, 1e-9),
-        **evaluation_costs(progress),
-        "unfinished": unfinished(progress),
-        "workloads": [_workload_record(outcome, run, task, before_search_s, store) for task in range(len(run.tasks))],
-    }
+    def say(text: str) -> None:
+        for each in shown:
+            each.say(text)
 
+    def update(progress: Progress) -> None:
+        for each in shown:
+            each.update(progress)
 
-def _workload_record(outcome: Outcome, run: RunFinals, task: int, before_search_s: float, store: Store) -> dict[str, Any]:
-    """The record of a task's finals. Unlike that of `evo show RUN`, it has all finalists, also the refused, as they ran in
-    the race of all of them, and the winner as in the race that confirmed it. refused_most: the most frequent reason of
-    failures, where no candidate passed."""
-    held, recorded = outcome.finals[task], run.finals[task]
-    reasons = () if held.finalists else read_failures(store, run.name, task=task).reasons
-    known = {name: value for name, value in vars(recorded).items() if name != "task"}  # the list is sorted by task
-    return known | {
-        "candidates": run.tasks[task].candidates,
-        "refused_most": asdict(reasons[0]) if reasons else None,
-        "winner": _finalist_record(outcome, held.winner, held.winner.timing) if held.winner else None,
-        "finalists": [_finalist_record(outcome, f, f.raced) for f in held.finalists],
-        "baselines": {t.contender: timing_record(t) for t in recorded.baselines},
-        "hot": timing_record(recorded.hot) if recorded.hot else None,
-        "ties_with_winner": [one.id for one in recorded.finalists if one.tie],
-        "shift": recorded.confirmed.shift if recorded.confirmed else None,
-        **_milestones(outcome, task, before_search_s),
-    }
+    outcome, why = None, "an error"
+    with screen, ExitStack() as ending_log:
+        if written:
+            ending_log.callback(lambda: written.end(why, outcome))
+        on = f"{run.environment.device}, {counted(executor.devices, 'device')}, {counted(executor.builders, 'builder')}"
+        options = run.spec.options
+        kind, how = ("given", "") if options.get("given") else ("known", " (--cold: none)")
+        first = f", first {counted(len(starts), f'{kind} point')}{how}" if (starts := options.get("starts")) else ""
+        limit_s = f"for {duration(budget.seconds)}, " if budget.seconds is not None else ""
+        say(f"run {run.name}: {run.spec.kernel} on {on}, {limit_s}seed {run.spec.seed}{first}; starting …")
+        for workload in run.spec.workloads:
+            if missing := run.spec.options.get("missing_kinds", {}).get(workload.key):
+                say(f"warning: {names[workload]}: {lacks(missing)}")
+        try:
+            with _signals(ending, said=isinstance(screen, LiveScreen)) as searching:
 
+                def finals(workload: Workload, waits_s: float) -> None:
+                    searching.clear()
+                    again = f"; it is held again, for up to {math.ceil(waits_s)} s more"
+                    busy = f": other programs disturb the race{again}" if waits_s else ""
+                    say(f"finals of {names[workload]}{busy} …")
 
-def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str, dict[str, float]]:
-    """The times at which the search first reached each speed-up. reached_s: seconds from the start of this command;
-    reached_before_s: seconds of searching, for those before the run was resumed."""
-    reached, before = {}, {}
-    known = [i for i in outcome.search.progress.improvements if i.task == task]
-    for milestone in MILESTONES:
-        first = next((i for i in known if 1 / i.ratio >= milestone), None)
-        if first is not None and first.replayed:
-            before[f"{milestone}x"] = round(first.elapsed_s, 2)
-        elif first is not None:
-            reached[f"{milestone}x"] = round(before_search_s + first.elapsed_s - outcome.run.elapsed_s, 2)
-    return {"reached_s": reached, "reached_before_s": before}
+                outcome = execute(opened, update, on_search=searching.append, on_finals=finals)
+            why = str(outcome.reason)
+        except (KeyboardInterrupt, BrokenPipeError):  # the latter where nobody reads the output any more
+            why = str(StopReason.INTERRUPTED)
+    return None if why == StopReason.INTERRUPTED else outcome
 
 
-def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None) -> dict[str, Any]:
-    return {
-        "candidate": public_id(outcome.run.uid, finalist.candidate.order),
-        "order": finalist.candidate.order,
-        "operator": finalist.candidate.proposal.operator,
-        "genome": finalist.candidate.proposal.genome.parameters,
-        "status": str(finalist.measurement.status),
-        "log": finalist.measurement.log,
-        **(timing_record(timing) if timing else {}),
-    }
+@contextmanager
+def _signals(ending: Sequence[signal.Signals], *, said: bool) -> Iterator[list[Search]]:
+    """A list for the search that these signals end in order: the first when what is being timed is done, the second at
+    once. While none is in it, they raise KeyboardInterrupt, and so they do where a search does not end at once. said: a
+    screen says so."""
+    searching: list[Search] = []
+    received = 0
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal received
+        received += 1
+        if not searching or searching[-1].over or received > _AT_ONCE:
+            raise KeyboardInterrupt
+        searching[-1].interrupt()
+        if received == _AT_ONCE:  # unless the database or a sampler keeps it
+            again = threading.Timer(_LONGEST_S, once_more, (searching[-1], number))
+            again.daemon = True
+            again.start()
+        elif not said:
+            with suppress(OSError):  # the terminal may be gone
+                os.write(2, f"evo: {ENDING}\n".encode())
+
+    def once_more(search: Search, number: int) -> None:
+        if not search.over:
+            os.kill(os.getpid(), number)
+
+    with handling(ending, stop):
+        try:
+            yield searching
+        finally:
+            searching.clear()
 
 
-def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, kernel: Kernel, db: str) -> None:
-    """Prints the finals as `evo show RUN` does, and what the search cost."""
-    print_finals(console, run, db, all_finalists=False)
-    for workload in record["workloads"]:
-        if not workload["finalists"]:
-            console.say(_why_no_finalist(workload))
-    refused = f" ({len(run.refused_in_finals)} of them refused by the finals)" if run.refused_in_finals else ""
-    statuses = ", ".join(
-        f"{number} {status.replace('_', ' ')}{refused if status == 'ok' else ''}"
-        for status, number in record["by_status"].items()
-    )
-    searched = f"{counted(record['candidates'], 'candidate')} in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
-    incidents = _incidents(record["incidents"])
-    console.say(f"{searched}: {statuses or 'none was finished'}; stopped: {record['stopped']}{incidents}")
-    if record["incidents"].get("processes lost"):
-        console.say(
-            "processes lost: workers that died, or took too long and were ended; new ones took their places, and their work"
-            " was tried again or is counted above as it ended",
-            "dim",
-        )
-    if (since := record["since_resumed"]) is not None:
-        console.say(f"since it was resumed: {counted(since['candidates'], 'candidate')} in {since['search_s']:g} s")
-    if (costs := record["evaluation_ms"]) is not None:
-        parts = " + ".join(f"{ms:g} ms {what}" for what, ms in costs.items())
-        console.say(f"device busy {record['device_busy_share'] or 0:.0%} of the time; a candidate costs on average {parts}")
-    following: list[tuple[str, ...]] = [("show", run.name)]
-    if winners := [held.winner for held in run.finals if held.winner]:
-        following.append(("lineage", short(winners[0])))
-        if any((kernel.folder / file).is_file() for file in FUNCTION_FILES):
-            following.append(("export", run.name, "--out", f"my_{kernel.folder.name}"))
-    elif run.refused_in_finals or record["first_failure"]:
-        following = [("show", short(run.refused_in_finals[0].id if run.refused_in_finals else record["first_failure"]))]
-        following.append(("failures", run.name))
-    console.say(f"next:  {'   '.join(command_line(db, *words) for words in following)}")
-
-
-def _why_no_finalist(workload: dict[str, Any]) -> str:
-    key = workload["workload"]
-    if not workload["candidates"]:
-        return f"no candidate of {key} was finished within the budget: give it a larger one"
-    text = f"no candidate passed the gate and its timed calls for {key}"
-    if (most := workload["refused_most"]) is None:
-        return text
-    reason = most["example"][:_REASON] or "nothing was said"
-    return f"{text}; most often: {most['candidates']} {most['status'].replace('_', ' ')}: {reason}"
-
-
-def unfinished(progress: Progress) -> dict[str, Any] | None:
-    """The candidate that an ended search was still waiting for; None if it had not waited long."""
-    order, work = progress.waiting or (None, None)
-    if work is None or work.seconds < LONG_S:
-        return None
-    return {"order": order, "what": _STAGES[work.stage], "seconds": round(work.seconds, 2)}
-
-
-def evaluation_costs(progress: Progress) -> dict[str, dict[str, float] | None]:
-    """The milliseconds of building (several builders at once) and of the parts of the device process's work.
-
-    evaluation_ms: average over finished candidates, None if there are none; unfinished_ms: sum over those without a result.
-    """
-    number = progress.finished - progress.replayed
-    whole, finished = _parts(progress.spent), _parts(progress.spent_on_finished)
-    return {
-        "evaluation_ms": {n: round(1e3 * s / number, 2) for n, s in finished.items()} if number else None,
-        "unfinished_ms": {n: round(1e3 * max(0.0, s - finished[n]), 2) for n, s in whole.items()},
-    }
-
-
-def _parts(costs: Costs) -> dict[str, float]:
-    known = costs.load_seconds + costs.gate_seconds + costs.timing_seconds
-    return {
-        "building": costs.build_seconds,
-        "loading": costs.load_seconds,
-        "gating": costs.gate_seconds,
-        "timing": costs.timing_seconds,
-        "other": max(0.0, costs.device_seconds - known),
-    }
+_AT_ONCE, _LONGEST_S = 2, 0.5
+"""Number of signals that end a search at once, and the seconds after which one raises an exception."""

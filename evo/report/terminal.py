@@ -1,10 +1,12 @@
-"""Tables, lines, figures and names as all commands print them.
+"""Tables, lines, figures and names as all commands print them, and the handling of signals.
 
 Values come out of databases and files: nothing in them is markup, and none of them moves the cursor.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -28,6 +30,9 @@ _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "me
 _FOLDED_WIDTH = 9
 """Least width of a folded column."""
 
+_FILE_WIDTH = 200
+"""Number of characters of a line in a file or pipe."""
+
 _DISTURBED = "! too busy: something slowed the device down while this was timed, and no speed-up of it is sure"
 
 
@@ -49,6 +54,11 @@ def unless_busy(gain: str, disturbed: bool) -> str:
 def say(text: object, *, err: bool = False) -> None:
     """Prints a line on standard output or standard error; a character that does not print is shown as its escape."""
     typer.echo(visible(str(text), lines=True), err=err)
+
+
+def notice(text: str) -> None:
+    """A line on the standard error stream that says what a user did not ask for and should know."""
+    say(f"evo: {text}", err=True)
 
 
 def cell(value: Any) -> Text:
@@ -148,6 +158,27 @@ class Terminal(Console):
             for name, value in zip(names, row, strict=True):
                 padding = " " * (width - cell_len(name) - bool(name))
                 self.print(Text.assemble((f"{name}:" if name else "", "dim"), padding, value), soft_wrap=True)
+
+
+@contextmanager
+def handling(numbers: Iterable[signal.Signals], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Makes a handler take these signals inside. Ignored signals, as under nohup, stay ignored, and outside of the main
+    thread, where no handler can be installed, nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        numbers = ()
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def make_console() -> Terminal:
+    """A console as wide as the terminal; for a file or pipe, so wide that no table is folded."""
+    console = Terminal(markup=False, emoji=False)  # printed text comes from databases and files, too
+    return console if console.is_terminal else Terminal(width=_FILE_WIDTH, markup=False, emoji=False)
 
 
 def speedup(ratio: float | None, noise: float | None = None, *, disturbed: bool = False) -> str:

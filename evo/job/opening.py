@@ -1,0 +1,135 @@
+"""A job, or a run that is to be continued, with the database and the workers that carry it out."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+
+from evo.analysis.runs import find_best
+from evo.environment import cache_dir
+from evo.errors import DeviceError, StoreError, UsageError
+from evo.executors import AskedTarget, Executor
+from evo.job.job import Job, choose_arch, plan_run
+from evo.job.starts import known_starts, read_starts
+from evo.job.values import read_values
+from evo.lineage import RunSpec, RunStatus, StoredRun
+from evo.lineage.database import check_folder
+from evo.lineage.store import Store
+from evo.problem.loading import load_kernel
+from evo.report.progress import check_log
+from evo.search.loop import Budget
+from evo.search.place import HERE, Place, open_workers
+from evo.search.run import check_default, describe_environment
+from evo.search.samplers import find_sampler
+from evo.search.tasks import OpenRun
+from evo.targets import find_target
+
+
+@contextmanager
+def open_search(job: Job, db: str, tell: Callable[[str], None]) -> Iterator[OpenRun]:
+    """A new run that is ready to be carried out. tell: is called with what its user should know before. Raises what
+    `check_early`, `configure` and `check_default` raise."""
+    check_early(job, db)
+    with ExitStack() as opened:
+        elsewhere = opened.enter_context(_open_elsewhere(job.place, job.target, db, tell))
+        spec = configure(job, db, tell, elsewhere)
+        workers = elsewhere or opened.enter_context(open_workers(job.target, cache_dir(db), job.place))
+        store = opened.enter_context(Store.open(db, write=True))
+        check_default(job.kernel, workers, spec)
+        run = store.create_run(spec, describe_environment(workers.target))
+        yield OpenRun(run=run, kernel=job.kernel, store=store, executor=workers)
+
+
+@contextmanager
+def open_again(
+    run: str, db: str, tell: Callable[[str], None], *, budget: Budget | None = None, place: Place = HERE
+) -> Iterator[OpenRun]:
+    """A run that is ready to be continued. budget, tell: see `prolong` and `open_search`. Raises what `prolong` raises."""
+    with ExitStack() as opened:
+        store = opened.enter_context(Store.open(db, write=True))
+        spec = store.run(run).spec
+        elsewhere = opened.enter_context(_open_elsewhere(place, spec.target, db, tell))
+        stored = prolong(store, run, budget, elsewhere.target if elsewhere else find_target(spec.target))
+        kernel = load_kernel(spec.kernel)
+        workers = elsewhere or opened.enter_context(open_workers(spec.target, cache_dir(db), place))
+        yield OpenRun(run=stored, kernel=kernel, store=store, executor=workers)
+
+
+@contextmanager
+def _open_elsewhere(place: Place, target: str, db: str, tell: Callable[[str], None]) -> Iterator[Executor | None]:
+    """The workers of a cluster, which is asked what its devices are; None where the search is on this machine."""
+    if not place.is_elsewhere:
+        yield None
+        return
+    for remark in place.remarks:
+        tell(remark)
+    with open_workers(target, cache_dir(db), place) as executor:
+        yield executor
+
+
+def check_early(job: Job, db: str, *, taken: bool = True) -> None:
+    """Raises UsageError for what can be seen to be wrong without a device or a compiler. taken: also for the name of a run
+    that the database has."""
+    check_log(job.log)
+    Store.check_writable(db, job.name if taken else None)
+    check_folder(cache_dir(db), "EVO_CACHE")
+
+
+def configure(job: Job, db: str, tell: Callable[[str], None], elsewhere: Executor | None = None) -> RunSpec:
+    """The record of the run that a job asks for. elsewhere: the workers of a cluster, if it is not for this machine. Raises
+    UsageError for what cannot be searched."""
+    target = elsewhere.target if elsewhere else find_target(job.target)
+    arch = choose_arch(target, job.arch)
+    if reason := target.runs(arch):
+        raise DeviceError(
+            f"{reason}: search where it does, or check that it compiles with: evo check {job.kernel_name} --arch {arch}"
+            f" --target {job.target}"
+        )
+    limits = target.limits(arch)
+    fixed = read_values(job.fixed, job.kernel.space(job.target, job.workloads[0], limits))
+    spaces = [job.kernel.space(job.target, workload, limits).restricted(fixed) for workload in job.workloads]
+    if job.starts:
+        starts = read_starts(job.starts, job.kernel, job.target, spaces, db)
+    else:
+        starts = () if job.cold else known_starts(job, target.device().name, spaces, db, tell)
+    find_sampler(job.sampler)(spaces[0], 0, job.sampler_options)  # refuses bad options before anything starts
+    return plan_run(replace(job, arch=arch, fixed=fixed), starts, elsewhere)
+
+
+def prolong(store: Store, run: str, limit: Budget | None, target: AskedTarget) -> StoredRun:
+    """The run of that name as it is to be continued, with a new budget for the run as a whole, if one is given. Without one,
+    a finished run is continued where the machine was too busy to measure a winner: the finals are held again.
+
+    target: where it is to be. Raises UsageError for a budget that is used up, StoreError for a run that is finished or was
+    measured elsewhere.
+    """
+    stored = store.run(run)
+    finished, had = stored.status is RunStatus.FINISHED, Budget(**stored.spec.budget)
+    if limit is not None and not finished and (limit.seconds, limit.evaluations) == (had.seconds, had.evaluations):
+        limit = None  # the same command again
+    elif limit is None and finished and not any(b.disturbed for b in find_best(store, run=run)):
+        raise StoreError(
+            f"run {stored.name!r} is finished ({stored.stop_reason}); to search on, give it a larger --budget or"
+            " --evaluations"
+        )
+    if limit is not None and limit.seconds is not None and limit.seconds <= stored.elapsed_s:
+        raise UsageError(
+            f"run {stored.name!r} has used {stored.elapsed_s:.2f} s of searching already, and --budget is for the run as"
+            " a whole; give a larger one"
+        )
+    _check_same_machine(stored, target)
+    if limit is not None:
+        store.set_budget(stored, asdict(limit))
+        stored = store.run(stored.name)
+    return stored
+
+
+def _check_same_machine(run: StoredRun, target: AskedTarget) -> None:
+    """Raises StoreError if the device, driver, compiler or PyTorch of a run has changed since: such times do not mix."""
+    then, now = run.environment, describe_environment(target)
+    for name in ("device", "driver", "compiler", "torch"):
+        before, after = getattr(then, name), getattr(now, name)
+        if before != after:
+            raise StoreError(
+                f"run {run.name!r} was measured with {name} {before!r}, and now it is {after!r}: their times do not"
+                " mix; start a new run"
+            )

@@ -1,0 +1,76 @@
+"""Values as users write them: seeds, NAME=VALUE, points of a search space, options of a sampler."""
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from evo.errors import UsageError
+from evo.problem.genome import Genome
+from evo.problem.space import Point, Space, Value, parse_number
+
+
+def check_seed(seed: int | None) -> int | None:
+    """The seed, if given. Raises UsageError for a number that no database keeps or that generators reduce to another."""
+    if seed is not None and not 0 <= seed < 2**63:
+        raise UsageError(f"--seed must be a whole number from 0 to {2**63 - 1}, got {seed}")
+    return seed
+
+
+def draw_seed(seed: int | None) -> int:
+    """The given seed, or else a random one."""
+    return int.from_bytes(os.urandom(4)) if seed is None else seed
+
+
+def read_values(written: Mapping[str, Value], space: Space) -> dict[str, Value]:
+    """Values of parameters, which may be written as text, as the parameters have them. Raises UnknownNameError or
+    SpaceError."""
+    values: dict[str, Value] = {}
+    for name, value in written.items():
+        parameter = space.by_name.get(name)
+        same = (v for v in (parameter.values if parameter else ()) if str(v).lower() == str(value).lower())
+        values[name] = next(same, value)
+        space.require(name, values[name])
+    return values
+
+
+def parse_point(text: str, space: Space, option: str) -> Point:
+    """The default with the values of NAME=VALUE,..., which may be illegal. Raises what `read_values` raises, and UsageError
+    for values that have no effect."""
+    parts = [part for part in text.split(",") if part]
+    values = read_values(split_pairs(parts, option), space)
+    if len(values) < len(parts):
+        raise UsageError(f"{option} {text!r} names a parameter twice")
+    point = space.complete({**space.default, **values})
+    if idle := [name for name in values if name not in point]:
+        raise UsageError(f"{option} {text!r}: with these values {' and '.join(idle)} has no effect; leave it out")
+    return point
+
+
+def parse_legal(text: str, space: Space, option: str) -> Genome:
+    """The genome of `parse_point`. Raises UsageError for a point that is not legal, too."""
+    point = parse_point(text, space, option)
+    if broken := space.violations(point):
+        raise UsageError(f"{option} {text!r} is not legal here: {'; '.join(broken)}")
+    return Genome.of(point)
+
+
+def split_pairs(texts: Iterable[str], option: str) -> dict[str, Any]:
+    """The two texts of each NAME=VALUE. Raises UsageError."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{option} {text!r} is not NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def read_numbers(written: Mapping[str, object]) -> dict[str, object]:
+    """Options of a sampler; texts that can be read as numbers are numbers. The sampler checks names and values."""
+    options = dict(written)
+    for name, value in written.items():
+        for kind in (float, int):
+            with suppress(ValueError):
+                options[name] = parse_number(value, kind) if isinstance(value, str) else value
+    return options
