@@ -18,7 +18,7 @@ from evo.cli.tables import say, short_workload
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, PASSED
 from evo.export import MANIFEST, Exporter, ExportItem, ExportRequest, check_replaceable, find_exporter, publish
-from evo.export._package import asked_of, with_ptx
+from evo.export._package import asked_of
 from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
 from evo.export.module import remarks as remarks_of
@@ -166,7 +166,10 @@ def export_winners(
     for arch in archs:
         if not any(asked_of(part.target, [arch]) for part in parts):
             raise UsageError(f"--arch {arch} is none of target {parts[0].target}, and nothing here is for another")
-    built = [replace(part, builds=with_ptx(asked_of(part.target, archs) or (part.arch,))) for part in parts]
+    built = [
+        replace(part, builds=find_target(part.target).with_intermediate(asked_of(part.target, archs) or (part.arch,)))
+        for part in parts
+    ]
     return exporter.export(*built), remarks_of(out)
 
 
@@ -267,8 +270,7 @@ def import_workloads(
     json: Json = False,
 ) -> None:
     """Write a job file for each kernel that computes something of a FlashInfer-Bench dataset."""
-    if target not in ("cuda", "cpu"):
-        raise UsageError(f"--target must be cuda or cpu, got {target!r}")
+    find_target(target)  # raises for an unknown one
     parse_duration(budget)
     kernels = [load_kernel(name) for name in dict.fromkeys(kernel or kernel_names())]
     taken, refused = import_dataset(path, kernels, target)

@@ -3,10 +3,11 @@
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
@@ -32,7 +33,7 @@ def names_of(record: type[Any], *unstored: str) -> tuple[str, ...]:
 
 TIMING_NAMES, CHECK_NAMES = names_of(Timing), names_of(Check)
 BUILD_NAMES = names_of(Build, "source", "binary", "log")
-BINARY_NAMES = names_of(Binary, "code", "log", "triggers_dependents")
+BINARY_NAMES = names_of(Binary, "code", "log", "triggers_dependents", "launch")
 
 
 def record_of(record: type[_Record], row: Any, **other: Any) -> _Record:
@@ -128,13 +129,14 @@ def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str
 @dataclass(frozen=True, kw_only=True)
 class Detail:
     """What a row of `models.Detail` holds. cases: of the gate, each with the fields of `Check` in their order. log: of the
-    build; remarks: of the compiler about the binary."""
+    build; remarks: of the compiler about the binary; launch: what the binary has of its launch itself."""
 
     candidate_id: int
     round: int
     cases: list[list[Any]]
     log: str = ""
     remarks: str = ""
+    launch: Mapping[str, int | str | bool] = MappingProxyType({})
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -164,7 +166,7 @@ def _build(row: Any, detail: Detail) -> Build:
     """Without source text and code, which are artefacts."""
     status, binary = Status(row.status), None
     if status is Status.OK:
-        binary = record_of(Binary, row, code=b"", log=detail.remarks)
+        binary = record_of(Binary, row, code=b"", log=detail.remarks, launch=dict(detail.launch))
     return record_of(Build, row, status=status, binary=binary, log=detail.log)
 
 

@@ -45,7 +45,6 @@ from evo.measure.buffers import (
     Operands,
     Workspace,
     bits,
-    has_room,
     same,
     sum_of,
 )
@@ -65,7 +64,7 @@ from evo.runtime.tolerance import (
     input_roundings,
     verdict,
 )
-from evo.targets import Hazards, Session
+from evo.targets import Hazards, Session, find_target, target_of
 
 _FEW_ELEMENTS, _DRAWS = 1 << 14, 8
 """The largest change in so few elements of the outputs is luck, too: the largest of so many draws is taken."""
@@ -172,7 +171,7 @@ class Gate:
 
     def __init__(self, kernel: Kernel, target: str, session: Session, seed: int) -> None:
         self.kernel, self.target, self.session, self.seed = kernel, target, session, seed
-        self._hazards = session.hazards
+        self._hazards, self._shares_cores = session.hazards, find_target(target).shares_cores
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
         self._held: list[torch.Tensor] = []
         self._sum = 0
@@ -193,12 +192,12 @@ class Gate:
                 trials = tuple(map(self._repeatable, made.trials))
                 self._prepared[case, repeated] = replace(made, trials=trials)
             return self._prepared[case, repeated]
-        on_cpu = self.session.device.type == "cpu"
-        alone = on_cpu and self.kernel.cost(case.workload).bytes <= MOST_BYTES
+        shared = self._shares_cores
+        alone = shared and self.kernel.cost(case.workload).bytes <= MOST_BYTES
         with threads_limited(1 if alone else 0):
             made = self._make(case, repeated=repeated, kept=False)
         # What is drawn for one candidate is called from fewer threads, too, as by a model.
-        threads = 1 + made.seed % torch.get_num_threads() if on_cpu else 0
+        threads = 1 + made.seed % torch.get_num_threads() if shared else 0
         return replace(made, alone=alone, trials=tuple(replace(t, threads=threads) for t in made.trials))
 
     def _make(self, case: Case, *, repeated: bool, kept: bool) -> PreparedCase:
@@ -215,7 +214,7 @@ class Gate:
             return made
 
         data = draw_inputs(self.kernel, case, generator)
-        wide = device.type == "cuda" or repeated or not kept
+        wide = not self._shares_cores or repeated or not kept
         layout = Layout(data, outputs, case.offset, guard_bytes=WIDE_GUARD_BYTES if wide else GUARD_BYTES)
         expected = expected_outputs(self.kernel, data, case.workload, case.data)
         here, plain = Memory(layout, device), image(data, expected, NAN)
@@ -307,7 +306,7 @@ class Gate:
         own = (self.prepare(case, repeated=not number) for number, case in enumerate(cases))
         for prepared in chain(own, drawn):
             try:
-                sequence = self.sequence(point, prepared.case.workload)
+                sequence = self.sequence(call, point, prepared.case.workload)
                 if checks and not all(launchable(launch.grid) for launch in sequence.launches):
                     self.left_out[prepared.case.name] = UNLAUNCHABLE
                     continue
@@ -333,8 +332,9 @@ class Gate:
             checks += [smallest] if smallest is not None else []
         return tuple(checks)
 
-    def sequence(self, point: Point, workload: Workload) -> LaunchSequence:
-        return self.kernel.sequence(self.target, point, workload, self.session.limits)
+    def sequence(self, call: Call, point: Point, workload: Workload) -> LaunchSequence:
+        """The launches of loaded code, which may have parts of them itself (`evo.targets.Loaded`)."""
+        return self.kernel.sequence(self.target, point, workload, self.session.limits, getattr(call, "launch", {}))
 
     def _smallest(self, call: Call, point: Point, failed: Case, reason: str, *, repeated: bool) -> Check | None:
         """The check of the smallest and plainest case found that still fails for that reason, but for its numbers: one thing
@@ -351,7 +351,7 @@ class Gate:
                 tried.add(simple)
                 try:
                     prepared = self.prepare(simple, repeated=repeated, kept=False)
-                    check = self.check(call, self.sequence(point, simple.workload), prepared)
+                    check = self.check(call, self.sequence(call, point, simple.workload), prepared)
                 except (EvoError, RuntimeError, MemoryError):
                     return found  # a launch that fails may have broken the device
                 if not check.passed and _NUMBER.sub("", check.reason) == kind:
@@ -649,7 +649,7 @@ def _roundings(
     if not references or elements > _MOST_ELEMENTS:
         return {}
     device = next(iter(references.values())).device
-    if not has_room(device, _COPIES * 8 * elements):
+    if not target_of(device).has_room(_COPIES * 8 * elements):
         return {}
     few = sum(t.numel() for t in references.values()) <= _FEW_ELEMENTS
     unit = torch.finfo(torch.float64 if workload.dtype == "float64" else torch.float32).eps / 2

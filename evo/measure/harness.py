@@ -19,7 +19,7 @@ import torch
 from evo.errors import KernelError, LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
 from evo.measure import FAILING, NO_MEMORY, NO_TIME, RaceRequest, RaceResult, Request
-from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes, has_room
+from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace
 from evo.measure.cases import MOST_BYTES, random_case_of
 from evo.measure.clock import CLOSE, USUAL_RACES, Protocol, calls_for, race, sets_for, summarise, usual_us
 from evo.measure.far import far_checks
@@ -37,7 +37,7 @@ from evo.measure.roofline import roofline_of
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Case, Kernel, LaunchSequence, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, findings, verdict
-from evo.targets import Loaded, Replay, Session, classify, find_target
+from evo.targets import Loaded, Replay, Session, classify, find_target, target_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +108,6 @@ _CASE_BYTES = 24
 _CASE_SETS = 4
 """A random case of the size that is timed holds so many: its memory and inputs, twice."""
 
-_SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
-"""Outputs that are summed after a sample: those of so many sets."""
-
-_COMPARED_ELEMENTS = {"cuda": 1 << 62, "cpu": 1 << 18}
-"""Elements of an output that are compared with float64 in a race: on a GPU all, on a CPU those of some rows."""
-
 
 class TimedData:
     """The data of races: `count` buffer sets with random inputs of their own, all between guards; and `inputs` that are
@@ -130,7 +124,7 @@ class TimedData:
         for memory in self.arena.sets:
             memory.write(self._drawn())
         output_bytes = sum(s.end - s.start for s in layout.spans if s.is_output)
-        self.summed_sets = max(1, _SUMMED_BYTES[self._device.type] // max(1, output_bytes))
+        self.summed_sets = max(1, target_of(self._device).summed_bytes // max(1, output_bytes))
         self._sums = self.arena.fixed_sums()
 
     def _drawn(self) -> Tensors:
@@ -141,7 +135,7 @@ class TimedData:
         self.expected, self._compared = tuple[Expected, ...](), list[Expected]()  # their memory counts as free
         self.inputs = self._drawn()
         self.expected = expected_outputs(self._kernel, self.inputs, self._workload)
-        most = _COMPARED_ELEMENTS[self._device.type]
+        most = target_of(self._device).compared_elements
         self._rows = {e.name: None if e.ties else _some_rows(e.reference, most) for e in self.expected}
         self._compared = [self._some(e) for e in self.expected]
 
@@ -275,7 +269,8 @@ class TimingHarness:
 
     def __init__(self, kernel: Kernel, target: str, workload: Workload, session: Session, seed: int) -> None:
         self.kernel, self._target, self._workload, self._session = kernel, target, workload, session
-        self._shares_cores = find_target(target).shares_cores
+        self._machine = find_target(target)
+        self._shares_cores = self._machine.shares_cores
         self._seed = seed
         self.gate = Gate(kernel, target, session, seed)
         self._replays: dict[tuple[Protocol, int], Replay] = {}
@@ -292,7 +287,7 @@ class TimingHarness:
     @cached_property
     def set_count(self) -> int:
         """Raises UsageError if two sets, and the reference of one, do not fit the memory that is free."""
-        needed, free = _LEAST_SETS * self._set_bytes + self._reference_bytes, free_bytes(self._session.device)
+        needed, free = _LEAST_SETS * self._set_bytes + self._reference_bytes, self._machine.free_bytes()
         if needed > free:
             raise UsageError(
                 f"workload {self._workload.key} needs {needed / 2**30:.1f} GiB to be gated and timed, and"
@@ -301,9 +296,8 @@ class TimingHarness:
         return self._sets(free)
 
     def _sets(self, free: int) -> int:
-        device, walk = self._session.device, _WALK_BYTES[self._shares_cores]
-        memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else free
-        return sets_for(self._set_bytes, self._session.limits.cache_bytes, memory, walk)
+        memory = free if self._shares_cores else self._machine.memory_bytes()
+        return sets_for(self._set_bytes, self._session.limits.cache_bytes, memory, _WALK_BYTES[self._shares_cores])
 
     @property
     def _set_bytes(self) -> int:
@@ -318,7 +312,7 @@ class TimingHarness:
     def wanted_bytes(self) -> int:
         """Memory that judging takes beside what is held: results that the samples of two contenders keep; and the data,
         until they are made."""
-        sets = self._sets(free_bytes(self._session.device)) * self._set_bytes
+        sets = self._sets(self._machine.free_bytes()) * self._set_bytes
         return 2 * sets if "data" in vars(self) else 3 * sets + self._reference_bytes
 
     @cached_property
@@ -333,8 +327,8 @@ class TimingHarness:
         assert self.data.arena.sets
         roofline_of(self._session)
 
-    def sequence(self, genome: Genome) -> LaunchSequence:
-        return self.kernel.sequence(self._target, genome.parameters, self._workload, self._session.limits)
+    def sequence(self, loaded: Loaded, genome: Genome) -> LaunchSequence:
+        return self.gate.sequence(loaded, genome.parameters, self._workload)
 
     def candidate(self, loaded: Loaded, sequence: LaunchSequence) -> Contender:
         """Raises LaunchError if there is no room for its workspace."""
@@ -493,7 +487,7 @@ class TimingHarness:
         assert build.binary is not None
         if build.binary.triggers_dependents:
             raise LaunchError(_TRIGGERS_DEPENDENTS)
-        return self._session.load(build.binary, self.kernel.entry)
+        return self._session.load(build.binary, str(build.launch.get("entry", self.kernel.entry)))
 
     def _gate(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""
@@ -520,7 +514,7 @@ class TimingHarness:
         self._case = None
         if "data" in vars(self) and self._draws > 1:
             self.data.draw()
-        if has_room(self._session.device, _CASE_SETS * self._set_bytes + self._reference_bytes):
+        if self._machine.has_room(_CASE_SETS * self._set_bytes + self._reference_bytes):
             case = random_case_of(self.kernel, self._target, self._workload, self._seed + self._draws)
             self._case = next(self._drawn((case,)), None)
             self._session.synchronize()
@@ -532,7 +526,7 @@ class TimingHarness:
         for case in cases:
             try:
                 moved = self.kernel.cost(case.workload).bytes
-                fits = moved <= MOST_BYTES or has_room(self._session.device, _CASE_BYTES * moved)
+                fits = moved <= MOST_BYTES or self._machine.has_room(_CASE_BYTES * moved)
                 why = NO_TIME if time.perf_counter() > ends else "" if fits else NO_MEMORY
                 if not why:
                     yield self.gate.prepare(case, kept=False)
@@ -555,7 +549,7 @@ class TimingHarness:
     def _clock(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""
         started = time.perf_counter()
-        candidate = self.candidate(loaded, self.sequence(request.genome))
+        candidate = self.candidate(loaded, self.sequence(loaded, request.genome))
         timings, check = self._time_candidate(request, candidate)
         status = Status.WRONG
         if check.passed and (reason := self.begins_early(candidate)):
@@ -585,7 +579,7 @@ class TimingHarness:
                 return timings, checks["candidate"]
             raise
         try:
-            other = self.candidate(loaded, self.sequence(incumbent.genome))
+            other = self.candidate(loaded, self.sequence(loaded, incumbent.genome))
             timings, checks = race({"candidate": candidate, "incumbent": other, **entries}, reference_us=usual)
         finally:
             loaded.close()
@@ -620,7 +614,7 @@ class TimingHarness:
             for name, genome, built in request.contenders:
                 try:
                     loaded_all.append(self._load(built))
-                    candidate = self.candidate(loaded_all[-1], self.sequence(genome))
+                    candidate = self.candidate(loaded_all[-1], self.sequence(loaded_all[-1], genome))
                     if reason := self.begins_early(candidate):
                         refused[name] = reason
                     else:
@@ -631,7 +625,7 @@ class TimingHarness:
                         raise
             for name in dict.fromkeys((reference.name, *request.baselines)):
                 baseline = self.kernel.baseline(name)
-                if request.target not in baseline.targets:
+                if not baseline.runs_on(request.target):
                     continue
                 reason = "" if baseline.role == "ceiling" else self.check_baseline(baseline)
                 if reason and name != reference.name:

@@ -9,11 +9,7 @@ from functools import cache, partial
 import torch
 
 from evo.problem.kernel import Cost
-from evo.targets import Session
-
-_MARGIN = {"cuda": 0.9, "cpu": 0.5}
-"""The share of a measured bound that is still believed: the probes may miss the device's best by as much, the more so on
-cores that others use."""
+from evo.targets import Session, target_of
 
 _DOUBTS = 4
 """How often the rates are measured again before a time is refused."""
@@ -21,8 +17,6 @@ _DOUBTS = 4
 _MEMORY_MULTIPLE, _LEAST_MEMORY_BYTES = 4, 256 << 20
 _CACHE_SHARE = 4
 _TRIES = 2
-_PRODUCT_SIZE = {"cuda": 4096, "cpu": 1024}
-"""Rows and columns of the matrices whose product gives the rate of arithmetic."""
 _PIECE, _PIECE_PRODUCT_SIZE = 1 << 20, 256
 """Elements of 4 bytes, rows and columns: what one core of a CPU does in about a millisecond."""
 _PRODUCTS_S = 0.05
@@ -39,7 +33,7 @@ class Roofline:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self._session, self._target = session, target_of(session.device)
         self._rates: tuple[float, ...] = _rates(session)
         """The best that were seen: bytes a second of the memory and of the cache, operations a second."""
 
@@ -47,11 +41,11 @@ class Roofline:
         """Why a time is impossible; empty if it is not."""
         for doubts in range(_DOUBTS + 1):
             if doubts:
-                rates = _rates_of_cores() if self._session.device.type == "cpu" else _rates(self._session)
+                rates = _rates_of_cores() if self._target.shares_cores else _rates(self._session)
                 self._rates = tuple(map(max, self._rates, rates))
             memory, cache, arithmetic = self._rates
             bound_us = 1e6 * max(cost.bytes / (cache if in_cache else memory), cost.flops / (cost.rate * arithmetic))
-            least_us = _MARGIN[self._session.device.type] * bound_us
+            least_us = self._target.believed_share * bound_us
             if us >= least_us:
                 return ""
         return (
@@ -68,7 +62,7 @@ def _rates(session: Session) -> tuple[float, float, float]:
     cache_bytes = session.limits.cache_bytes
     memory = _bandwidth(session, max(_MEMORY_MULTIPLE * cache_bytes, _LEAST_MEMORY_BYTES), repeats=1)
     # Each core of a CPU has caches of its own before the shared one: how fast they are, no operation of PyTorch tells.
-    own_caches = session.device.type == "cpu"
+    own_caches = target_of(session.device).shares_cores
     cache = math.inf if own_caches else _bandwidth(session, max(cache_bytes // _CACHE_SHARE, 1 << 16), repeats=20)
     return memory, max(memory, cache), _arithmetic(session)
 
@@ -117,7 +111,7 @@ def _bandwidth(session: Session, footprint_bytes: int, repeats: int) -> float:
 
 def _arithmetic(session: Session) -> float:
     """Operations a second of a product of matrices, in the fastest of the usual dtypes."""
-    n = _PRODUCT_SIZE[session.device.type]
+    n = target_of(session.device).product_size
     fastest_s = math.inf
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.randn(n, n, device=session.device).to(dtype)

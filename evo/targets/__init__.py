@@ -6,28 +6,19 @@ device; `open` is called in a separate process, which may die with a candidate.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from evo.discovery import find_plugin, plugin_names
-from evo.errors import DeviceError, UsageError
+from evo.errors import DeviceError
 from evo.evaluation import Binary, Status
 from evo.problem.kernel import Launch, Limits
-from evo.runtime.package import read_whole, write_whole
 
 if TYPE_CHECKING:
     import torch
-
-    from evo.problem.render import Source  # brings the template engine along, which commands that only read do without
 
 EVICTION_MULTIPLE = 2
 """Session.evict() touches this many times the last-level cache: caches are no perfect queues."""
@@ -70,6 +61,9 @@ class Replay(Protocol):
 class Loaded(Protocol):
     """Loaded code, with an entry point for launches that name none. `values` are the arguments in the kernel's order:
     tensors, None, numbers."""
+
+    launch: Mapping[str, int | str | bool]
+    """That of the binary (`Binary.launch`)."""
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         """Enqueues one launch on the session's current stream. Raises LaunchError if it cannot."""
@@ -165,10 +159,24 @@ class Target(Protocol):
     """A kind of machine that candidates run on."""
 
     name: str
+    """The type of its devices, as PyTorch calls it."""
     language: str
-    """What a template renders to, for file names and highlighting: cu, cpp."""
+    """The usual one of its templates, by name."""
+    example_arch: str
+    """One that is compiled for where there is no device."""
     shares_cores: bool
-    """True where building and timing compete for the same cores and must take turns."""
+    """True where candidates run on the machine's own cores, in its memory: building and timing must take turns."""
+    summed_bytes: int
+    """Outputs that are summed after a sample of a race: those of so many buffer sets."""
+    compared_elements: int
+    """Elements of an output that are compared with float64 in a race."""
+    believed_share: float
+    """The share of a measured bound that is still believed: the probes may miss the device's best by as much, the more so on
+    cores that others use."""
+    product_size: int
+    """Rows and columns of the matrices whose product gives the rate of arithmetic."""
+    sanitizers: Mapping[str, Sequence[str]]
+    """By name the tools that `evo.sanitize` runs candidates under, the memory checker first, with their options."""
 
     def device(self) -> DeviceInfo:
         """The first device that this process sees. Raises DeviceError, with the remedy, if there is none."""
@@ -193,16 +201,36 @@ class Target(Protocol):
         ...
 
     def compiler(self) -> str:
-        """Compiler name and version, part of the build cache's key. Raises DeviceError if there is none."""
+        """That of its usual language, for a run's record of the machine. Raises DeviceError if there is none."""
         ...
 
-    def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
-        """Compiles in an empty folder of its own. Raises CompileError with the compiler's log."""
+    def free_bytes(self) -> int:
+        """Memory that can still be allocated, by PyTorch too."""
         ...
 
-    def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
-        """Predicted resident threads over the multiprocessor's limit; None where there is no such limit. Raises CompileError
-        where it shows that the code has no such entry point."""
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes can be allocated, by the recording of a graph, too."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """All memory of the device; on shared cores what is free of it."""
+        ...
+
+    def machine_code(self, arch: str) -> str:
+        """The architecture for which sources are rendered and points are legal that are compiled for `arch`: that of machine
+        code, where `arch` is of an intermediate one."""
+        ...
+
+    def owns(self, arch: str) -> bool:
+        """Whether `arch` is spelled as this target's architectures are."""
+        ...
+
+    def with_intermediate(self, archs: Sequence[str]) -> tuple[str, ...]:
+        """Also an architecture whose code newer devices than these compile when they load it, where there is one."""
+        ...
+
+    def needs(self, arch: str, flags: Sequence[str]) -> dict[str, Any] | None:
+        """What a machine must have for a binary for `arch`, as a manifest states it; None where `arch` says it."""
         ...
 
     def open(self) -> Session:
@@ -211,12 +239,16 @@ class Target(Protocol):
 
 
 def target_names() -> list[str]:
-    return plugin_names(sys.modules[__name__])
+    return plugin_names("target")
 
 
 def find_target(name: str) -> Target:
     """Raises UnknownNameError."""
-    return cast(Target, find_plugin(sys.modules[__name__], "target", name))
+    return cast(Target, find_plugin("target", name))
+
+
+def target_of(device: torch.device) -> Target:
+    return find_target(device.type)
 
 
 def answers(name: str) -> bool:
@@ -232,47 +264,3 @@ def classify(message: str, default: Status) -> Status:
     """The status that a device's error message stands for."""
     text = message.upper().replace("_", " ")
     return next((status for status, pattern in _CAUSES.items() if re.search(pattern, text)), default)
-
-
-# Compiled code kept on disk, keyed by everything it depends on. Failures are not kept.
-
-class CachedBinary(NamedTuple):
-    """seconds: what the compilation took, also where it was an earlier one."""
-
-    binary: Binary
-    seconds: float
-    cached: bool
-
-
-def cached_build(folder: Path, target: Target, source: Source, arch: str) -> CachedBinary:
-    """The binary of `source` for `arch`, compiled in a temporary folder if it is not in the cache.
-
-    The cache is a folder of entries, one file each, that any number of processes may share. If two processes build the same,
-    the later one replaces equal with equal. An entry that a crash or a bad disk has damaged is built again.
-
-    Raises CompileError from the target; UsageError if the folder cannot be written to.
-    """
-    # The source's digest covers text, local headers, entry point and flags. Entries with other fields are never read.
-    parts = (target.name, target.compiler(), arch, source.digest, *(f.name for f in fields(Binary)))
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    path = folder / key[:2] / f"{key[2:]}.build"
-    if (stored := read_whole(path)) is not None:
-        head, _, code = stored.partition(b"\n")
-        seconds, figures = json.loads(head)
-        return CachedBinary(Binary(code=code, **figures), seconds, cached=True)
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="evo-build-", ignore_cleanup_errors=True) as workdir:
-        binary = target.compile(source, arch, Path(workdir))
-    seconds = time.perf_counter() - started
-    if replace(source).digest != source.digest:  # a header has changed: which of the two was compiled, nobody knows
-        return CachedBinary(binary, seconds, cached=False)
-    figures = {name: value for name, value in vars(binary).items() if name != "code"}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps([seconds, figures]).encode() + b"\n" + binary.code)
-    except OSError as error:
-        raise UsageError(
-            f"the build cache {folder} cannot be written ({error.strerror}): free some space there, or choose another"
-            " folder"
-        ) from error
-    return CachedBinary(binary, seconds, cached=False)
