@@ -1,6 +1,6 @@
 """Plug-ins by name: a new sampler, operator, target, language, executor or export format is one file in its package, and no
-registry is edited. Another package offers one by an entry point, in a group such as `evo.samplers`; its name is the plug-in's,
-and its object what a file would define, such as `SAMPLER`. A name of evo's own stands for evo's own plug-in."""
+registry is edited. Another package offers one by an entry point of a group such as `evo.samplers`, whose name is the plug-in's
+and whose object is what a file would define, such as `SAMPLER`. Where evo has a plug-in of that name, it is that one."""
 
 import importlib
 import pkgutil
@@ -22,7 +22,7 @@ PACKAGES = {
 
 
 def plugin_names(kind: str) -> list[str]:
-    """Names of the plug-ins of a kind: the public modules of its package, and what other packages offer. None is imported."""
+    """Names of the plug-ins of a kind: the public modules of its package, and what other packages offer, not imported."""
     return sorted({*own_names(kind), *_offered(kind)})
 
 
@@ -68,5 +68,5 @@ def _load(kind: str, name: str) -> Any:
     try:
         return points[0].load()
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{kind} {name!r} of package {packages[0]} cannot be loaded ({told}): update or uninstall it") from error
+        told = f"{kind} {name!r} of package {packages[0]} cannot be loaded ({type(error).__name__}: {error})"
+        raise UsageError(f"{told}: update or uninstall it") from error

@@ -27,6 +27,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.loading import kernel_names, load_kernel, recorded_kernel
 from evo.report.text import short
+from evo.targets import find_target
 
 _SHOWN = 5
 """Lines or names; of more, how many there are."""

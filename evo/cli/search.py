@@ -64,7 +64,7 @@ from evo.search.run import (
     plan_run,
 )
 from evo.search.samplers import find_sampler
-from evo.targets import answers, find_target, target_names
+from evo.targets import answers, find_target, targets_by_rank
 
 _DEFAULT_BUDGET = "60s"
 _MOST_STARTS = 8
@@ -81,7 +81,6 @@ Scheduler = Annotated[
 Cluster = Annotated[Path | None, typer.Option(help="A file that describes a Dask cluster to start.", metavar="FILE.yaml")]
 Log = Annotated[Path | None, typer.Option(help="Append what happens to this file, as JSON lines.", metavar="FILE")]
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.|\[::1\])")
-_CUDA_ARCH = re.compile(r"(sm|compute)_")
 
 
 def load_context(
@@ -94,8 +93,9 @@ def load_context(
     was named and nothing is present.
     """
     problem = load_kernel(kernel)
-    if target is None and arch and _CUDA_ARCH.match(arch):
-        target = "cuda"
+    devices = [name for name in targets_by_rank() if not find_target(name).shares_cores]
+    if target is None and arch and (owners := [name for name in devices if find_target(name).owns(arch)]):
+        target = owners[0]
     elif target is None and len(problem.dtypes) == 1:  # whether such a device is present or not
         (target,) = problem.dtypes
     asked = elsewhere.target if elsewhere else find_target(target or _best_present())
@@ -107,7 +107,7 @@ def load_context(
 
 def _best_present() -> str:
     """cuda where a GPU answers, else cpu."""
-    for candidate in ("cuda", *(n for n in target_names() if n != "cuda")):
+    for candidate in targets_by_rank():
         if answers(candidate):
             return candidate
     raise DeviceError("neither a CUDA GPU nor a C++ compiler answers here; see: evo doctor")
@@ -152,7 +152,7 @@ def open_elsewhere(job: Mapping[str, Any], db: str) -> Iterator[Executor | None]
         yield None
         return
     dtypes = load_kernel(job["kernel"]).dtypes
-    with open_workers(job.get("target") or ("cuda" if "cuda" in dtypes else next(iter(dtypes))), db, job) as executor:
+    with open_workers(job.get("target") or next(filter(dtypes.__contains__, targets_by_rank())), db, job) as executor:
         yield executor
 
 

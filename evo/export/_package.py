@@ -7,9 +7,8 @@ where it is legal and compiles, else the best candidate for its workload that do
 
 import math
 import platform
-import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import chain, combinations

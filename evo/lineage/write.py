@@ -22,6 +22,7 @@ from evo.lineage import models as m
 from evo.lineage.database import command_line
 from evo.lineage.liveness import write_alone
 from evo.lineage.read import BINARY_NAMES, BUILD_NAMES, CHECK_NAMES, TIMING_NAMES, at_once
+from evo.runtime.manifest import compiled_when_loaded
 
 Row = dict[str, Any]
 

@@ -251,8 +251,8 @@ class Kernel:
     workloads: Mapping[str, tuple[Workload, ...]]
     """By target: what a search runs when none is named."""
     space: Callable[[str, Workload, Limits], Space]
-    """(target, workload, limits): with a legal default. Of several templates for a target, TARGET.NAME.SUFFIX.j2, a mapping of
-    their names to the space of each, as far as it is of use there; `point["template"]` then says which one is meant."""
+    """(target, workload, limits): with a legal default. A mapping of names to spaces where a target has several templates,
+    TARGET.NAME.SUFFIX.j2: those that are of use there, each with its space. `point["template"]` is then the name."""
     plan: Callable[[str, Mapping[str, Value], Workload], LaunchPlan | tuple[LaunchPlan, ...]]
     """(target, point, workload): launch geometry, for any value of the dimensions that are not compiled in. A tuple:
     launches that follow one another. All their entry points take the same arguments; `entry` is one in every source."""

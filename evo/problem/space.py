@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -402,8 +402,8 @@ def tied(spaces: Mapping[str, Space]) -> Space:
             known[p.name] = replace(first, values=tuple(sorted(values) if isinstance(p, Ordinal) else values))
     choice = Categorical(name=TEMPLATE, values=tuple(spaces), why="another algorithm, or language", structural=True)
     parts = (replace(p, when=(When(parameter=TEMPLATE, values=tuple(of[n])), *p.when)) for n, p in known.items())
-    first_values = {p.name: p.values[0] for space in reversed(spaces.values()) for p in space.parameters}
-    defaults = {name: value for space in reversed(spaces.values()) for name, value in space.default.items()}
+    first_values = {p.name: p.values[0] for space in reversed([*spaces.values()]) for p in space.parameters}
+    defaults = {name: value for space in reversed([*spaces.values()]) for name, value in space.default.items()}
     own = [(template, point) for template, space in spaces.items() for point in space.initial_points]
     others = [(template, space.complete(space.default)) for template, space in [*spaces.items()][1:]]
     return Space(
@@ -427,8 +427,12 @@ def _constraints_of(
     for p in space.parameters:
         if any(values != p.values for values in of[p.name].values()):
             known = ", ".join(map(str, p.values))
-            own = where_chosen(lambda point, p=p: p.name not in point or _is_one_of(point[p.name], p.values))
+            own = where_chosen(partial(_has_value_of, p))
             yield Constraint(name=f"{p.name} of {template}", holds=own, reason=f"template {template} has it at {known}")
+
+
+def _has_value_of(parameter: Parameter, point: Mapping[str, Value]) -> bool:
+    return parameter.name not in point or _is_one_of(point[parameter.name], parameter.values)
 
 
 _NUMBERS = {int: r"-?[0-9]+", float: r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"}

@@ -18,7 +18,13 @@ from evo.evaluation import Binary, Status
 from evo.problem.kernel import Launch, Limits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
+
+    from evo.problem.render import Source
+    from evo.targets._sanitizers import Process, Watched
+    from evo.targets.languages import Language
 
 EVICTION_MULTIPLE = 2
 """Session.evict() touches this many times the last-level cache: caches are no perfect queues."""
@@ -155,6 +161,35 @@ class Session(Protocol):
         ...
 
 
+class Sanitizer(Protocol):
+    """Tools under which `evo.sanitize` runs candidates of a target."""
+
+    tools: tuple[str, ...]
+    """By name, the memory checker first."""
+
+    def require(self) -> None:
+        """Raises DeviceError where there are no such tools here."""
+        ...
+
+    def language(self, source: Source) -> Language:
+        """What compiles a source for them."""
+        ...
+
+    def flags(self, tool: str) -> tuple[str, ...]:
+        """The compiler's, with which a tool's first run is built."""
+        ...
+
+    def watch(self, job: Watched, tool: str) -> tuple[list[Process], list[str], int]:
+        """The processes, what the tool describes, warnings too, and how many errors it counts. Raises DeviceError where it
+        does not work."""
+        ...
+
+    def load(self, folder: Path, entry: str) -> Callable[[Sequence[Launch], Sequence[object], bool], dict[int, bytes]]:
+        """In the watched process, without PyTorch: makes calls of file `candidate` in a folder, from launches, arguments and
+        whether outputs are filled. They return what the allocations hold, by place among the arguments."""
+        ...
+
+
 class Target(Protocol):
     """A kind of machine that candidates run on."""
 
@@ -175,8 +210,6 @@ class Target(Protocol):
     cores that others use."""
     product_size: int
     """Rows and columns of the matrices whose product gives the rate of arithmetic."""
-    sanitizers: Mapping[str, Sequence[str]]
-    """By name the tools that `evo.sanitize` runs candidates under, the memory checker first, with their options."""
 
     def device(self) -> DeviceInfo:
         """The first device that this process sees. Raises DeviceError, with the remedy, if there is none."""
@@ -233,6 +266,10 @@ class Target(Protocol):
         """What a machine must have for a binary for `arch`, as a manifest states it; None where `arch` says it."""
         ...
 
+    def sanitizer(self) -> Sanitizer | None:
+        """None if there are no such tools."""
+        ...
+
     def open(self) -> Session:
         """Raises DeviceError."""
         ...
@@ -240,6 +277,11 @@ class Target(Protocol):
 
 def target_names() -> list[str]:
     return plugin_names("target")
+
+
+def targets_by_rank() -> list[str]:
+    """Names; those with devices of their own go before the machine's cores."""
+    return sorted(target_names(), key=lambda name: (find_target(name).shares_cores, name))
 
 
 def find_target(name: str) -> Target:

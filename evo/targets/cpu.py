@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import psutil
 
 from evo.problem.kernel import Limits
 from evo.runtime.cpu import features, machine, model
-from evo.targets import DeviceInfo, Session, Target
+from evo.targets import DeviceInfo, Sanitizer, Session, Target
 from evo.targets.languages import find_language
 from evo.targets.languages.cpp import check_arch, compiler_path, extra_features
 
@@ -34,14 +33,6 @@ class CpuTarget:
     compared_elements = 1 << 18
     believed_share = 0.5
     product_size = 1024
-    sanitizers = MappingProxyType(
-        {
-            "address": ("-fsanitize=address", "-fsanitize-recover=address", "-fno-omit-frame-pointer", "-g"),
-            "undefined": ("-fsanitize=undefined", "-g"),
-            # Unoptimised: the optimiser may give a variable that is unset on one path its value on the other path.
-            "initcheck": ("-O0",),
-        }
-    )
 
     def device(self) -> DeviceInfo:
         limits = _machine("native")
@@ -97,6 +88,11 @@ class CpuTarget:
             levels = list(_PSABI)[: list(_PSABI).index(arch) + 1]
             found = sorted(f for level in levels for f in _PSABI[level].split())
         return {"machine": machine(), "features": found}
+
+    def sanitizer(self) -> Sanitizer:
+        from evo.targets._sanitizers import Gcc
+
+        return Gcc()
 
     def open(self) -> Session:
         from evo.targets._cpu_session import CpuSession

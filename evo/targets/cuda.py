@@ -12,12 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 from evo.errors import DeviceError, LaunchError
 from evo.problem.kernel import Launch, Limits
-from evo.targets import DeviceInfo, Session, Target
+from evo.targets import DeviceInfo, Sanitizer, Session, Target
 from evo.targets.languages import find_language
 
 
@@ -32,16 +31,6 @@ class CudaTarget:
     compared_elements = 1 << 62
     believed_share = 0.9
     product_size = 4096
-    sanitizers = MappingProxyType(
-        {
-            # A call that the driver refuses is not a fault of the candidate, unless it ends the process, which reports it.
-            # Padding keeps an access beyond one allocation from falling into the next.
-            "memcheck": ("--report-api-errors", "no", "--padding", "512"),
-            "racecheck": ("--racecheck-report", "analysis"),
-            "initcheck": (),
-            "synccheck": (),
-        }
-    )
 
     def device(self) -> DeviceInfo:
         """GPU 0 of those that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError if it or PyTorch cannot be
@@ -127,6 +116,11 @@ class CudaTarget:
 
     def needs(self, arch: str, flags: Sequence[str]) -> None:
         return None
+
+    def sanitizer(self) -> Sanitizer:
+        from evo.targets._sanitizers import ComputeSanitizer
+
+        return ComputeSanitizer()
 
     def open(self) -> Session:
         """Takes the GPU's primary context, which PyTorch shares. Raises DeviceError."""

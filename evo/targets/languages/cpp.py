@@ -27,11 +27,11 @@ class Cpp:
 
     name = "cpp"
     title = "C++"
-    targets = ("cpu",)
+    targets: tuple[str, ...] = ("cpu",)
     suffix = ".cpp"
-    headers = (".h",)
+    headers: tuple[str, ...] = (".h",)
     plain = True
-    entry_point = None
+    entry_point: re.Pattern[str] | None = None
 
     def __init__(self, compiler: str | None = None) -> None:
         self._compiler = compiler

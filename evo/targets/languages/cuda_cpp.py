@@ -23,11 +23,11 @@ class CudaCpp:
 
     name = "cuda_cpp"
     title = "CUDA"
-    targets = ("cuda",)
+    targets: tuple[str, ...] = ("cuda",)
     suffix = ".cu"
-    headers = (".cuh", ".h")
+    headers: tuple[str, ...] = (".cuh", ".h")
     plain = True
-    entry_point = re.compile(
+    entry_point: re.Pattern[str] | None = re.compile(
         r'(?P<linkage>extern\s*"C"\s*)?__global__(?:[^;{}()]|\([^;{}]*?\))*?\b(?!__\w+__)(?P<name>\w+)\s*\('
     )
     """A kernel in the code of a source, up to its parameters; linkage: if it is stated to be C's."""
@@ -56,7 +56,7 @@ class CudaCpp:
             code_hash=code_hash(code),
             log=log,
             triggers_dependents=triggers_dependents(code),
-            **(figures or {}),
+            **(figures or {}),  # type: ignore[arg-type]
         )
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
