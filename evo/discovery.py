@@ -1,6 +1,6 @@
 """Plug-ins by name: a new sampler, operator, target, language, executor or export format is one file in its package, and no
-registry is edited. Another package offers one by an entry point of a group such as `evo.samplers`, whose name is the plug-in's
-and whose object is what a file would define, such as `SAMPLER`. Where evo has a plug-in of that name, it is that one."""
+registry is edited. Another package offers one by an entry point of a group such as `evo.samplers`: its name is the
+plug-in's, its object what a file would define, such as `SAMPLER`. A name of evo's own stands for evo's own plug-in."""
 
 import importlib
 import pkgutil

@@ -367,7 +367,7 @@ def _build(kernel: Kernel, request: Request, cache_dir: str) -> Build:
     )
     started = time.perf_counter()
     try:
-        binary, seconds, cached = cached_build(Path(cache_dir), source, request.arch)
+        binary, seconds, cached = cached_build(Path(cache_dir), language, source, request.arch)
         limits = target.limits(request.arch)
         point = request.genome.parameters
         launches = kernel.sequence(request.target, point, request.workload, limits, binary.launch).launches

@@ -24,7 +24,7 @@ from evo.runtime import nvrtc
 from evo.runtime.package import Unavailable
 from evo.targets import find_target
 from evo.targets._machine_code import code_hash
-from evo.targets.cuda import run_nvrtc
+from evo.targets.languages.cuda_cpp import run_nvrtc
 from tests.export.exports import manifest_of, request_for
 from tests.spaces import near
 

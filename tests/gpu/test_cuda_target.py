@@ -20,6 +20,7 @@ from evo.targets import find_target
 from evo.targets._cuda_loaded import CudaLoaded
 from evo.targets._cuda_session import CudaSession
 from evo.targets.cuda import arch_limits
+from evo.targets.languages import compile_source
 from tests.ended import run_python
 
 pytestmark = pytest.mark.gpu
@@ -85,7 +86,8 @@ def session() -> CudaSession:
 
 
 def build(text: str, entry: str, arch: str | None = None) -> Binary:
-    return CUDA.compile(Source(text=text, target="cuda", entry=entry), arch or CUDA.device().arch, Path())
+    source = Source(text=text, target="cuda", language="cuda_cpp", entry=entry)
+    return compile_source(source, arch or CUDA.device().arch, Path())
 
 
 def load(session: CudaSession, text: str, entry: str, arch: str | None = None) -> CudaLoaded:
@@ -366,10 +368,11 @@ from evo.errors import LaunchError
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
 from evo.targets import find_target
+from evo.targets.languages import compile_source
 cuda = find_target("cuda")
 text = 'extern "C" __global__ void k(float* y) {{ {BROKEN[name]} }}'
 session = cuda.open()
-binary = cuda.compile(Source(text=text, target="cuda", entry="k"), session.info.arch, Path())
+binary = compile_source(Source(text=text, target="cuda", language="cuda_cpp", entry="k"), session.info.arch, Path())
 loaded = session.load(binary, "k")
 y = torch.zeros(16, device="cuda")
 launch = Launch(grid=(1, 1, 1), block=(1, 1, 1))

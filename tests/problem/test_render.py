@@ -13,6 +13,7 @@ from evo.problem.kernel import Kernel, LaunchPlan
 from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render, unread_parameters
 from evo.targets import find_target
+from evo.targets.languages import compile_source
 from tests.toy_kernel import write_kernel
 
 
@@ -106,7 +107,7 @@ def test_a_plain_source_gets_a_macro_for_each_parameter_instead_of_its_own_and_k
 
 def test_an_error_in_a_plain_source_is_said_with_its_own_line(kernel: Kernel, tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=r"cpu\.cpp:8:\d+: error: .*nothing"):
-        find_target("cpu").compile(plain(kernel, PLAIN.replace("x[i]", "nothing[i]")), "native", tmp_path)
+        compile_source(plain(kernel, PLAIN.replace("x[i]", "nothing[i]")), "native", tmp_path)
 
 
 def test_a_parameter_that_a_plain_source_does_not_use_and_a_missing_entry_point_are_refused(kernel: Kernel) -> None:

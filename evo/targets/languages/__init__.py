@@ -76,7 +76,7 @@ class CachedBinary(NamedTuple):
     cached: bool
 
 
-def cached_build(folder: Path, source: Source, arch: str) -> CachedBinary:
+def cached_build(folder: Path, language: Language, source: Source, arch: str) -> CachedBinary:
     """The binary of `source` for `arch`, compiled in a temporary folder if it is not in the cache.
 
     The cache is a folder of entries, one file each, that any number of processes may share. If two processes build the same,
@@ -85,7 +85,6 @@ def cached_build(folder: Path, source: Source, arch: str) -> CachedBinary:
     Raises CompileError from the language; UsageError if the folder cannot be written to.
     """
     # The source's digest covers text, local headers, entry point and flags. Entries with other fields are never read.
-    language = find_language(source.language)
     parts = (language.name, language.compiler(), arch, source.digest, *(f.name for f in fields(Binary)))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = folder / key[:2] / f"{key[2:]}.build"
