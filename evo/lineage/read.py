@@ -4,10 +4,9 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
@@ -136,7 +135,7 @@ class Detail:
     cases: list[list[Any]]
     log: str = ""
     remarks: str = ""
-    launch: Mapping[str, int | str | bool] = MappingProxyType({})
+    launch: Mapping[str, int | str | bool] = field(default_factory=dict)
 
     @property
     def checks(self) -> tuple[Check, ...]:

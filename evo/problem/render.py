@@ -186,8 +186,9 @@ def _template_file(kernel: Kernel, target: str, genome: Genome) -> tuple[Path, N
                 return found[0], notation
         raise TemplateError(f"{found[0]} is in no language for target {target}: {_known_suffixes(target)}")
     raise TemplateError(
-        f"kernel {kernel.name!r} needs one template {stem}.SUFFIX.j2 in {kernel.folder}, or a source whose parameters are"
-        f" macros, {stem}.SUFFIX; it has {', '.join(p.name for p in found) or 'none'}: {_known_suffixes(target)}"
+        f"kernel {kernel.name!r} needs one template for target {target} in {kernel.folder}, {stem}.SUFFIX.j2, or a source"
+        f" whose parameters are macros, {stem}.SUFFIX; it has {', '.join(p.name for p in found) or 'none'}:"
+        f" {_known_suffixes(target)}"
     )
 
 

@@ -27,21 +27,26 @@ def rendered(kernel: Kernel) -> Source:
     return render(kernel, "cpu", genome, workload, "native")
 
 
-def test_a_template_is_named_after_its_target_in_any_language(kernel: Kernel) -> None:
+def test_a_template_is_named_after_its_target_and_its_language(kernel: Kernel) -> None:
     before = rendered(kernel)
     assert "GCC unroll 4" in before.text
-    (kernel.folder / "cpu.cpp.j2").rename(kernel.folder / "cpu.zig.j2")
+    assert before.language == "cpp"
+    for other in ("zig", "cu"):  # no language, and one for another target
+        template = (kernel.folder / "cpu.cpp.j2").rename(kernel.folder / f"cpu.{other}.j2")
+        with pytest.raises(TemplateError, match=rf"cpu\.{other}\.j2 is in no language for target cpu: \.cpp is cpp$"):
+            rendered(kernel)
+        template.rename(kernel.folder / "cpu.cpp.j2")
     assert rendered(kernel) == before
 
 
 def test_no_template_for_the_target_and_two_are_refused_by_name(kernel: Kernel) -> None:
-    needs = r"'toy' needs one template for target cpu in .*toy, cpu\.LANGUAGE\.j2, such as .*; it has"
+    needs = r"'toy' needs one template for target cpu in .*toy, cpu\.SUFFIX\.j2, or a source .*, cpu\.SUFFIX; it has"
     (kernel.folder / "cpu.zig.j2").write_text("")
-    with pytest.raises(TemplateError, match=rf"{needs} cpu\.cpp\.j2, cpu\.zig\.j2$"):
+    with pytest.raises(TemplateError, match=rf"{needs} cpu\.cpp\.j2, cpu\.zig\.j2: \.cpp is cpp$"):
         rendered(kernel)
     for template in kernel.folder.glob("*.j2"):
         template.unlink()
-    with pytest.raises(TemplateError, match=rf"{needs} none$"):
+    with pytest.raises(TemplateError, match=rf"{needs} none: \.cpp is cpp$"):
         rendered(kernel)
 
 

@@ -53,6 +53,7 @@ def test_blocks_agree_with_nvidias_own_calculator_on_random_kernels(tmp_path: Pa
     source = Source(
         text=ORACLE,
         target="cpu",
+        language="cpp",
         entry="oracle",
         flags=("-Wno-unused-function",),
         include_dirs=(str(find_nvidia_header_directory("cudart")),),
