@@ -47,7 +47,7 @@ from evo.search.samplers import find_sampler
 from evo.targets import find_target
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.toy_kernel import TEMPLATE, write_kernel
+from evo.testing.toy_kernel import TEMPLATE, write_kernel
 
 RUN = "night"
 _PAUSE_S = (5.0, 25.0)

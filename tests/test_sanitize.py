@@ -25,10 +25,10 @@ from evo.problem.loading import load_kernel
 from evo.sanitize import Report, choose_tools, sanitize
 from evo.targets import find_target
 from evo.targets._sanitizers import find_compute_sanitizer, read_report
+from evo.testing.toy_kernel import build_request, write_kernel
 from tests.ended import run_here, run_python
 from tests.landscape import random_search
 from tests.lineage import samples as s
-from tests.toy_kernel import build_request, write_kernel
 
 pytestmark = pytest.mark.slow
 

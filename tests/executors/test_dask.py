@@ -21,7 +21,7 @@ import pytest
 
 import evo
 from evo.errors import UsageError
-from tests.toy_kernel import TEMPLATE, write_kernel
+from evo.testing.toy_kernel import TEMPLATE, write_kernel
 
 pytestmark = pytest.mark.slow
 

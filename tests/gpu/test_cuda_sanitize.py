@@ -20,8 +20,8 @@ from evo.problem.space import Value
 from evo.sanitize import Sanitized, choose_tools, sanitize
 from evo.targets import find_target
 from evo.targets._sanitizers import find_compute_sanitizer
+from evo.testing.toy_kernel import write_kernel
 from tests.ended import run_python
-from tests.toy_kernel import write_kernel
 
 
 def has_sanitizer() -> bool:

@@ -14,7 +14,7 @@ from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render, unread_parameters
 from evo.targets import find_target
 from evo.targets.languages import compile_source
-from tests.toy_kernel import write_kernel
+from evo.testing.toy_kernel import write_kernel
 
 
 @pytest.fixture

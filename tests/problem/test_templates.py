@@ -92,11 +92,9 @@ def test_a_parameter_that_means_something_else_in_another_template_needs_a_name_
 
 
 def test_a_genome_is_rendered_by_the_template_that_it_names(kernel: Kernel) -> None:
-    workload = kernel.example("cpu")
-    texts = {
-        name: render(kernel, "cpu", Genome.of(space_of(kernel).complete({"template": name, "unroll": 4})), workload, "native")
-        for name in ("simple", "other")
-    }
+    workload, space = kernel.example("cpu"), space_of(kernel)
+    points = {name: space.complete({"template": name, "unroll": 4}) for name in ("simple", "other")}
+    texts = {name: render(kernel, "cpu", Genome.of(point), workload, "native") for name, point in points.items()}
     assert "y[i] = 2 * x[i]" in texts["simple"].text
     assert "y[i] = x[i] * 2" in texts["other"].text
     assert texts["simple"].digest != texts["other"].digest
