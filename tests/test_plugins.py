@@ -150,7 +150,9 @@ def told(name):
 
 print(json.dumps({
     "names": [sampler_names(), operator_names(), target_names(), language_names(), exporter_names()],
-    "found": [x.name for x in (find_operator("restart"), find_target("own"), find_language("late"), find_exporter("listed"))],
+    "found": [found.name for found in (
+        find_operator("restart"), find_target("own"), find_language("late"), find_exporter("listed")
+    )],
     "own": find_sampler("random").__module__,
     "told": [told("twice"), told("broken"), told("hopefull")],
     "executor": callable(find_executor("mine")),

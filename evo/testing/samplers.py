@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -113,8 +114,12 @@ class SamplerSuite(Suite):
         self, make: SamplerFactory, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
     ) -> None:
         logger = logging.getLogger("optuna")
-        before = (random.getstate(), np.random.get_state(legacy=True)[1].tolist(), list(warnings.filters), logger.level)
+
+        def state() -> list[object]:
+            return [random.getstate(), pickle.dumps(np.random.get_state()), list(warnings.filters), logger.level]
+
+        before = state()
         play(make(tiled_space(), 10, {}), outcome, 40)
-        assert (random.getstate(), np.random.get_state(legacy=True)[1].tolist(), list(warnings.filters), logger.level) == before
+        assert state() == before
         assert capfd.readouterr() == ("", "")
         assert not caplog.records
