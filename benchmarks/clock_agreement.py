@@ -40,8 +40,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import LaunchSequence, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render
-from evo.targets import Session, find_target
-from evo.targets.languages import compile_source
+from evo.targets import Session, compile_source, find_target
 
 WORKLOADS = (
     "rows=32,cols=4096,dtype=float16",

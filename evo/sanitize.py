@@ -32,9 +32,8 @@ from evo.measure import Request
 from evo.problem.kernel import Argument, Kernel, Launch, LaunchSequence, Limits, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render
-from evo.targets import Sanitizer, Session, find_target
+from evo.targets import Language, Sanitizer, Session, find_language, find_target
 from evo.targets._sanitizers import ALIGNMENT, Memory, Process
-from evo.targets.languages import Language, find_language
 
 if TYPE_CHECKING:
     import torch

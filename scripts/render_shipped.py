@@ -23,8 +23,7 @@ from evo.problem.kernel import Kernel
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.runtime.manifest import read_manifest
-from evo.targets import find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source, find_target
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 

@@ -22,8 +22,7 @@ from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point, Value
 from evo.runtime.tolerance import compare
-from evo.targets import find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source, find_target
 from evo.targets.languages.cpp import FLAGS
 
 KERNEL = load_kernel("attention")

@@ -13,8 +13,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
-from evo.targets import find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source, find_target
 
 PAGE = Path(__file__).parent.parent / "docs" / "writing-a-kernel.md"
 ARCH = "sm_89"

@@ -15,8 +15,7 @@ from evo.problem.kernel import Kernel, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point
-from evo.targets import Loaded, find_target
-from evo.targets.languages import compile_source
+from evo.targets import Loaded, compile_source, find_target
 
 KERNELS = [load_kernel("layernorm_backward"), load_kernel("rmsnorm_backward")]
 TARGET, CUDA = find_target("cpu"), find_target("cuda")

@@ -19,8 +19,7 @@ from evo.problem.kernel import Kernel, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point
-from evo.targets import find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source, find_target
 
 TARGET, CUDA = find_target("cpu"), find_target("cuda")
 SESSION = TARGET.open()

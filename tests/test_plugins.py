@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from evo.runtime.manifest import read_manifest
 from tests.ended import run_python
 from tests.two_templates import write_two_templates
 
@@ -17,6 +18,7 @@ PARTS = '''
 import hashlib
 from dataclasses import replace
 
+from evo.errors import UnknownNameError
 from evo.executors import find_executor
 from evo.export import Exporter
 from evo.search.operators import Operator
@@ -45,6 +47,8 @@ class Late(Cpp):
 
 
 def make_sampler(space, seed, options):
+    for option in options:
+        raise UnknownNameError("option of sampler hopeful", option, ())
     made = find_sampler("random")(space, seed, options)
     ask = made.ask
     made.ask = lambda order: replace(ask(order), operator="hopeful")
@@ -138,7 +142,7 @@ from evo.export import exporter_names, find_exporter
 from evo.search.operators import find_operator, operator_names
 from evo.search.samplers import find_sampler, sampler_names
 from evo.targets import find_target, target_names
-from evo.targets.languages import find_language, language_names
+from evo.targets import find_language, language_names
 
 
 def told(name):
@@ -241,7 +245,7 @@ def test_a_search_runs_with_them_and_a_build_that_carries_its_launch_is_gated_ti
     assert told["built"] == "ok"
     if target == "cpu":
         assert "smem_bytes=512" in done.stdout
-        (variant,) = json.loads((tmp_path / "exported" / "manifest.json").read_text())["variants"]
+        (variant,) = read_manifest(tmp_path / "exported" / "manifest.json")["variants"]
         assert variant["launch"]["entry"] == told["launches"][0]["entry"]
         assert variant["launch"]["smem_bytes"] == 512
         assert variant["recipe"] is None

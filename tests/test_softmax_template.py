@@ -16,8 +16,7 @@ from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point
 from evo.runtime.tolerance import compare
-from evo.targets import find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source, find_target
 
 KERNEL = load_kernel("softmax")
 CPU, CUDA = find_target("cpu"), find_target("cuda")

@@ -16,8 +16,7 @@ from evo.errors import EvoError
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.problem.loading import kernel_names
-from evo.targets import Target, find_target, targets_by_rank
-from evo.targets.languages import find_language
+from evo.targets import Target, find_language, find_target, targets_by_rank
 
 
 @dataclass(frozen=True)

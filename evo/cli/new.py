@@ -14,8 +14,7 @@ from evo.errors import CompileError, UnknownNameError, UsageError, error_line
 from evo.problem.kernel import DTYPE_BYTES, Argument
 from evo.problem.loading import UNFILLED, kernel_names, own_notations, unfilled
 from evo.problem.render import Source, code_of, define_macros, definitions, template_environment, uses
-from evo.targets import answers, find_target
-from evo.targets.languages import compile_source
+from evo.targets import answers, compile_source, find_target
 
 _NOTATION, _ENTRY_POINT = next((n, n.entry_point) for n in own_notations() if n.entry_point is not None)
 """The language whose sources can be adopted, and how they declare their entry points."""
@@ -59,7 +58,8 @@ def new(
     elif entry is not None:
         raise UsageError("--entry names a function of the file given with --cu, which is missing")
     else:
-        files = {f"{n.targets[0]}{n.suffix}": _STARTER.with_suffix(n.suffix).read_text() for n in own_notations()}
+        starters = [(n.targets[0], path) for n in own_notations() if (path := _STARTER.with_suffix(n.suffix)).is_file()]
+        files = {f"{target}{path.suffix}": path.read_text() for target, path in starters}
         facts = _facts(files[_TEMPLATE], _STARTER, "vector_add", {"block_size_x": 256, "per_thread": 4})
     facts |= {"name": name, "file": cu and cu.name, "mark": UNFILLED}
     environment = template_environment(_STARTER.parent)

@@ -38,8 +38,7 @@ from evo.problem.kernel import Kernel
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.sanitize import Sanitized, sanitize
-from evo.targets import find_target
-from evo.targets.languages import cached_build, find_language
+from evo.targets import cached_build, find_language, find_target
 
 _AHEAD = 2
 """Measurements that a device worker is given: the one it is at, and the next, so that it need not wait for this process."""

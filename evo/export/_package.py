@@ -27,8 +27,7 @@ from evo.problem.space import Point
 from evo.runtime import cpu
 from evo.runtime.manifest import PLAIN, compiled_when_loaded
 from evo.search.cover import choose
-from evo.targets import Target, find_target
-from evo.targets.languages import compile_source, find_language
+from evo.targets import Target, compile_source, find_language, find_target
 
 _MOST_COMPILATIONS = 20
 """Of candidates that are legal and do not compile: what is wrong is then not the candidate."""

@@ -40,8 +40,7 @@ from evo.problem.render import Source, render
 from evo.problem.space import Space
 from evo.runtime.manifest import MANIFEST, compiled_when_loaded, read_manifest
 from evo.runtime.package import BACKWARD, INIT, MAIN, NESTED, slower
-from evo.targets import Target, find_target
-from evo.targets.languages import find_language
+from evo.targets import Target, find_language, find_target
 
 _RUNTIME = Path(runtime.__file__).parent
 _NATIVE_FRONTEND = "frontend.cpp"

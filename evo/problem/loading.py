@@ -71,7 +71,7 @@ def unfilled(path: Path) -> list[tuple[int, str]]:
 # -- the files that decide a search -------------------------------------------------------------------------------
 
 class Notation(Protocol):
-    """What reading and rendering a kernel has to know of a language (`evo.targets.languages.Language`)."""
+    """What reading and rendering a kernel has to know of a language (`evo.targets.Language`)."""
 
     name: str
     targets: tuple[str, ...]

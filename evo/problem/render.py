@@ -115,9 +115,9 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
         text = _fill(kernel, file.name, SimpleNamespace(**values), binding, arch)
     else:
         kernel.plan(target, point, workload)
-        sizes = {**dict(binding.dims), **dict(binding.options)}
-        needed = genome.parameters.keys() - point.asked - {TEMPLATE}
-        text = define_macros(file, notation, kernel.entry, {**sizes, **values}, needed)
+        macros = {**dict(binding.dims), **dict(binding.options), **values}
+        macros.pop(TEMPLATE, None)  # which chose the file, and is a word of C++
+        text = define_macros(file, notation, kernel.entry, macros, genome.parameters.keys() - point.asked)
     return Source(
         text=text,
         target=target,

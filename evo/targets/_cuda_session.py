@@ -20,10 +20,9 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.runtime.cuda import current_stream
-from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
+from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, compile_source
 from evo.targets._cuda_loaded import CudaLoaded, load
 from evo.targets.cuda import driver, expect, pci_bus
-from evo.targets.languages import compile_source
 
 _QUEUE_EVICTIONS = 3
 """These take about 150 us, in which the host can launch two calls of any kind."""

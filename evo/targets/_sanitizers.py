@@ -23,7 +23,7 @@ from evo.errors import DeviceError
 from evo.evaluation import Binary
 from evo.problem.kernel import Argument, Launch
 from evo.problem.render import Source
-from evo.targets.languages import Language, find_language
+from evo.targets import Language, find_language
 from evo.targets.languages.cpp import Cpp, compiler_path
 
 ALIGNMENT = 512

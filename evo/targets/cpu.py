@@ -13,8 +13,7 @@ import psutil
 
 from evo.problem.kernel import Limits
 from evo.runtime.cpu import features, machine, model
-from evo.targets import DeviceInfo, Sanitizer, Session, Target
-from evo.targets.languages import find_language
+from evo.targets import DeviceInfo, Sanitizer, Session, Target, find_language
 from evo.targets.languages.cpp import check_arch, compiler_path, extra_features
 
 _CACHE_WHERE_UNKNOWN = 32 << 20

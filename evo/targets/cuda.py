@@ -16,8 +16,7 @@ from typing import Any
 
 from evo.errors import DeviceError, LaunchError
 from evo.problem.kernel import Launch, Limits
-from evo.targets import DeviceInfo, Sanitizer, Session, Target
-from evo.targets.languages import find_language
+from evo.targets import DeviceInfo, Sanitizer, Session, Target, find_language
 
 
 class CudaTarget:

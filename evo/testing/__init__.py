@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import pytest
 
-pytest.register_assert_rewrite("evo.testing")
+for kind in ("samplers", "operators", "targets", "executors", "exporters"):
+    pytest.register_assert_rewrite(f"{__name__}.{kind}")
 
 
 class Suite:

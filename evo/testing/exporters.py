@@ -14,8 +14,7 @@ from evo.export import Exporter, ExportItem, ExportRequest, find_exporter
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.problem.render import Source
-from evo.targets import find_target
-from evo.targets.languages import Language, find_language
+from evo.targets import Language, find_language, find_target
 from evo.testing import Suite
 
 

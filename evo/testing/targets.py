@@ -16,8 +16,7 @@ from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
-from evo.targets import Target, find_target
-from evo.targets.languages import Language, cached_build, find_language
+from evo.targets import Language, Target, cached_build, find_language, find_target
 from evo.testing import Suite
 
 LAUNCH = Launch(grid=(1, 1, 1), block=(64, 1, 1))
@@ -112,7 +111,7 @@ class LanguageSuite(Suite):
         program = "\n".join(
             [
                 "import sys; from pathlib import Path; from evo.problem.render import Source",
-                "from evo.targets.languages import compile_source",
+                "from evo.targets import compile_source",
                 f"source = Source(**{vars(source)!r})",
                 f"assert compile_source(source, {arch_of(language)!r}, Path({str(tmp_path)!r})).code",
                 "assert 'torch' not in sys.modules",

@@ -11,8 +11,7 @@ import pytest
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
-from evo.targets import find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source, find_target
 from tests.ended import run_python
 
 ADD = """

@@ -1,8 +1,7 @@
 """Every target and language keeps what they promise; a new file is picked up here, and a language's source goes below."""
 
 from evo.problem.loading import kernel_names, load_kernel
-from evo.targets import target_names
-from evo.targets.languages import find_language, language_names
+from evo.targets import find_language, language_names, target_names
 from evo.testing.targets import LanguageSuite, TargetSuite
 
 SOURCES = {

@@ -16,11 +16,10 @@ from evo.evaluation import Binary
 from evo.measure.buffers import has_room
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
-from evo.targets import find_target
+from evo.targets import compile_source, find_target
 from evo.targets._cuda_loaded import CudaLoaded
 from evo.targets._cuda_session import CudaSession
 from evo.targets.cuda import arch_limits
-from evo.targets.languages import compile_source
 from tests.ended import run_python
 
 pytestmark = pytest.mark.gpu
@@ -368,7 +367,7 @@ from evo.errors import LaunchError
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
 from evo.targets import find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source
 cuda = find_target("cuda")
 text = 'extern "C" __global__ void k(float* y) {{ {BROKEN[name]} }}'
 session = cuda.open()

@@ -28,8 +28,7 @@ from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.runtime.tolerance import Expected, compare
 from evo.runtime.tolerance import expected as rule
-from evo.targets import Loaded, Session, find_target
-from evo.targets.languages import compile_source
+from evo.targets import Loaded, Session, compile_source, find_target
 
 KERNEL = load_kernel("layernorm")
 TARGET = find_target("cpu")

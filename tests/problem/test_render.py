@@ -12,8 +12,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, LaunchPlan
 from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render, unread_parameters
-from evo.targets import find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source, find_target
 from evo.testing.toy_kernel import write_kernel
 
 

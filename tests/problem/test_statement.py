@@ -15,8 +15,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import DATA, Cost, draw
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
-from evo.targets import find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source, find_target
 
 STATEMENT = """
 from evo.problem.kernel import Argument, Kernel, LaunchPlan

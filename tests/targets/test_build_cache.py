@@ -12,7 +12,7 @@ import pytest
 
 from evo.errors import CompileError, UsageError
 from evo.problem.render import Source
-from evo.targets.languages import CachedBinary, cached_build, find_language
+from evo.targets import CachedBinary, cached_build, find_language
 from evo.targets.languages.cpp import Cpp
 
 CPP, CUDA_CPP = find_language("cpp"), find_language("cuda_cpp")
@@ -110,7 +110,7 @@ def test_processes_that_race_for_one_key_all_get_the_binary_and_leave_one_entry(
 import sys
 from pathlib import Path
 from evo.problem.render import Source
-from evo.targets.languages import cached_build, find_language
+from evo.targets import cached_build, find_language
 source = Source(text={GPU_SOURCE.text!r}, target="cuda", language="cuda_cpp", entry="k")
 language = find_language("cuda_cpp")
 language.compiler()

@@ -16,8 +16,7 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
 from evo.runtime.cpu import share_openmp_runtime
-from evo.targets import cpu, find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source, cpu, find_target
 from evo.targets.languages.cpp import Cpp
 
 CPU = find_target("cpu")

@@ -13,9 +13,8 @@ from evo.errors import DeviceError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
-from evo.targets import find_target
+from evo.targets import compile_source, find_language, find_target
 from evo.targets.cuda import arch_limits, resident_blocks
-from evo.targets.languages import compile_source, find_language
 
 CUDA, CUDA_CPP = find_target("cuda"), find_language("cuda_cpp")
 KNOWN = ["sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_120"]

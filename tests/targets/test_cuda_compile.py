@@ -9,8 +9,7 @@ import pytest
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
 from evo.problem.render import Source
-from evo.targets import find_target
-from evo.targets.languages import compile_source
+from evo.targets import compile_source, find_target
 from evo.targets.languages.cuda_cpp import ptxas_figures
 
 CUDA = find_target("cuda")

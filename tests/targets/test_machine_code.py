@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from evo.problem.render import Source
+from evo.targets import compile_source
 from evo.targets._machine_code import has_fence
-from evo.targets.languages import compile_source
 
 GPU_TEXT = """
 __constant__ float table[4] = {1, 2, 3, 4};

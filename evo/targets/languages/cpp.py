@@ -17,12 +17,12 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.runtime.cpu import features, model
+from evo.targets import Language
 from evo.targets._machine_code import code_hash
-from evo.targets.languages import Language
 
 
 class Cpp:
-    """The methods are those of `evo.targets.languages.Language`. `compiler`: name or path; None takes the first of
+    """The methods are those of `evo.targets.Language`. `compiler`: name or path; None takes the first of
     g++, c++, clang++."""
 
     name = "cpp"

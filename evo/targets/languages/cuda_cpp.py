@@ -13,13 +13,13 @@ from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.runtime.nvrtc import Compiler, Refused
 from evo.runtime.package import Unavailable
+from evo.targets import Language
 from evo.targets._machine_code import code_hash, triggers_dependents
 from evo.targets.cuda import parse_arch, resident_blocks
-from evo.targets.languages import Language
 
 
 class CudaCpp:
-    """The methods are those of `evo.targets.languages.Language`."""
+    """The methods are those of `evo.targets.Language`."""
 
     name = "cuda_cpp"
     title = "CUDA"
