@@ -222,7 +222,6 @@ class Target(Protocol):
     """A kind of machine that candidates run on."""
 
     name: str
-    """The type of its devices, as PyTorch calls it."""
     language: str
     """The usual one of its templates, by name."""
     example_arch: str
@@ -332,6 +331,7 @@ def find_target(name: str) -> Target:
 
 
 def target_of(device: torch.device) -> Target:
+    """The target that is called as PyTorch calls that type of device."""
     return find_target(device.type)
 
 

@@ -23,4 +23,4 @@ class Suite:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "name" in metafunc.fixturenames:
-            metafunc.parametrize("name", self.names, scope="class")
+            metafunc.parametrize("name", self.names, scope="module")

@@ -51,11 +51,11 @@ def raced(executor: Executor, kernel: Path, contenders: dict[str, tuple[str, Bui
 class ExecutorSuite(Suite):
     """What every executor promises."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture(scope="module")
     def kernel(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return write_kernel(tmp_path_factory.mktemp("kernels") / "toy", MODES)
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture(scope="module")
     def executor(self, name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
         opened = find_executor(name)("cpu", config(tmp_path_factory.mktemp("cache")))
         yield opened
