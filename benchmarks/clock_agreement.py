@@ -40,7 +40,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import LaunchSequence, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render
-from evo.targets import Session, find_target
+from evo.targets import Session, compile_source, find_target
 
 WORKLOADS = (
     "rows=32,cols=4096,dtype=float16",
@@ -68,8 +68,9 @@ class Case:
         arch = target.device().arch
         source = render(self.kernel, "cuda", Genome.of(point), self.workload, arch)
         with tempfile.TemporaryDirectory() as folder:
-            self.binary: Binary = target.compile(source, arch, Path(folder))
-            self.empty = target.compile(Source(text=EMPTY, target="cuda", entry="empty"), arch, Path(folder))
+            self.binary: Binary = compile_source(source, arch, Path(folder))
+            empty = Source(text=EMPTY, target="cuda", language="cuda_cpp", entry="empty")
+            self.empty = compile_source(empty, arch, Path(folder))
         self.sequence: LaunchSequence = self.kernel.sequence("cuda", point, self.workload, self.session.limits)
 
     def contender(self) -> Contender:

@@ -32,7 +32,7 @@ from evo.lineage.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.night import RUN, fill_disk, hold, recorded, suspend
-from tests.toy_kernel import TEMPLATE, write_kernel
+from evo.testing.toy_kernel import TEMPLATE, write_kernel
 
 _WAIT_S, _TOLD_S = 120.0, 15.0
 """Longest time for a search to record something, or to end; and to end when it is told to."""

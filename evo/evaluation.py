@@ -115,6 +115,9 @@ class Binary:
     stack_bytes: int | None = None
     triggers_dependents: bool = False
     """Whether the code can let the kernel after it start before it has ended (griddepcontrol.launch_dependents)."""
+    launch: Mapping[str, int | str | bool] = field(default_factory=dict, hash=False)
+    """Fields of `LaunchPlan` that only its compilation could tell, such as smem_bytes, in place of what the kernel's `plan`
+    gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +141,11 @@ class Build:
     def __post_init__(self) -> None:
         if (self.binary is None) == (self.status is Status.OK):
             raise EngineError(f"a build with status {self.status} and binary={self.binary is not None}")
+
+    @property
+    def launch(self) -> Mapping[str, int | str | bool]:
+        """What of its launch it has itself (`Binary.launch`)."""
+        return self.binary.launch if self.binary else {}
 
 
 @dataclass(frozen=True, kw_only=True)

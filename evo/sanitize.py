@@ -5,66 +5,40 @@ The candidate is compiled anew. A process that the tool watches (`make_calls`) c
 outputs are judged here by the gate. In that process every tensor has an allocation of its own, not a byte larger than the
 tensor: the gate's guard zones would hide the first element beyond it. Data are drawn and references computed here, so that
 the tool sees no kernel of PyTorch's.
-
-- CUDA: NVIDIA's compute-sanitizer, https://docs.nvidia.com/compute-sanitizer/ComputeSanitizer/
-- CPU: the sanitizers of g++. address, undefined: AddressSanitizer and UndefinedBehaviorSanitizer, compiled into the
-  candidate; their runtimes are preloaded. initcheck: g++ has no MemorySanitizer. The candidate runs with all unset memory
-  (variables, allocations, outputs) zero, and again with a pattern: results that differ depend on it. ThreadSanitizer is
-  not offered: it does not see how GNU's OpenMP waits, and reports races in every parallel loop.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
 from evo.measure import Request
-from evo.problem.kernel import Kernel, Launch, LaunchSequence
+from evo.problem.kernel import Argument, Kernel, Launch, LaunchSequence, Limits, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render
-from evo.targets import Session, Target, find_target
-from evo.targets.cpu import CpuTarget, compiler_path
+from evo.targets import Language, Sanitizer, Session, find_language, find_target
+from evo.targets._sanitizers import ALIGNMENT, Memory, Process
 
 if TYPE_CHECKING:
     import torch
 
     from evo.measure.gate import Gate, PreparedCase
-
-_TOOLS = {
-    "cuda": {
-        # A call that the driver refuses is not a fault of the candidate, unless it ends the process, which reports it.
-        # Padding keeps an access beyond one allocation from falling into the next.
-        "memcheck": ("--report-api-errors", "no", "--padding", "512"),
-        "racecheck": ("--racecheck-report", "analysis"),
-        "initcheck": (),
-        "synccheck": (),
-    },
-    "cpu": {
-        "address": ("-fsanitize=address", "-fsanitize-recover=address", "-fno-omit-frame-pointer", "-g"),
-        "undefined": ("-fsanitize=undefined", "-g"),
-        # Unoptimised: the optimiser may give a variable that is unset on one path its value on the other path.
-        "initcheck": ("-O0",),
-    },
-}
-"""Options of compute-sanitizer or of the compiler, by target and tool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,24 +74,15 @@ class Sanitized:
 
 def choose_tools(target: str, wanted: str) -> tuple[str, ...]:
     """The named tool; for "all" every tool of the target, the memory checker first. Raises UnknownNameError, DeviceError."""
-    if target not in _TOOLS:
-        raise DeviceError(f"there is no sanitizer for target {target}; targets that have one: {', '.join(_TOOLS)}")
-    if wanted not in ("all", *_TOOLS[target]):
-        raise UnknownNameError(f"sanitizer for target {target}", wanted, ["all", *_TOOLS[target]])
-    return tuple(_TOOLS[target]) if wanted == "all" else (wanted,)
+    tools = _sanitizer_of(target).tools
+    if wanted not in ("all", *tools):
+        raise UnknownNameError(f"sanitizer for target {target}", wanted, ["all", *tools])
+    return tools if wanted == "all" else (wanted,)
 
 
-def find_compute_sanitizer() -> str:
-    """The path of compute-sanitizer, in PATH or a toolkit's folder. Raises DeviceError."""
-    name = "compute-sanitizer"
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    folders = [Path(home) / "bin" for home in (*homes, "/usr/local/cuda")]
-    found = shutil.which(name) or next((str(f / name) for f in folders if (f / name).is_file()), None)
-    if found is None:
-        raise DeviceError(
-            f"{name} was not found on the PATH, in CUDA_HOME/bin or in /usr/local/cuda/bin: install the CUDA toolkit"
-            " (https://developer.nvidia.com/cuda-downloads; apt install cuda-sanitizer), or set CUDA_HOME"
-        )
+def _sanitizer_of(target: str) -> Sanitizer:
+    if (found := find_target(target).sanitizer()) is None:
+        raise DeviceError(f"there is no sanitizer for target {target}")
     return found
 
 
@@ -128,51 +93,33 @@ def sanitize(request: Request, tools: Sequence[str], limit_s: float) -> Sanitize
     a tool, the compiler or the GPU is missing, TemplateError or EvoError for a candidate that cannot be built.
     """
     kernel, target = load_kernel(request.kernel, request.kernel_digest), find_target(request.target)
-    tools = tools or choose_tools(request.target, "all")[:1]
-    sanitizer = find_compute_sanitizer() if request.target == "cuda" else ""
+    tools, sanitizer = tools or choose_tools(request.target, "all")[:1], _sanitizer_of(request.target)
+    sanitizer.require()
     if reason := target.runs(request.arch):
         raise DeviceError(f"{reason}: sanitize it where it does")
     source = render(kernel, request.target, request.genome, request.workload, request.arch)
+    compiled = cache(partial(_compile, source, request.arch, sanitizer.language(source)))
     with ThreadPoolExecutor(1) as beside:  # the compiler works while PyTorch is imported and data are drawn
-        # -lineinfo leaves the machine code as it is.
-        built = beside.submit(_compile, source, request.arch, target, "-lineinfo") if sanitizer else None
+        built = beside.submit(compiled, *sanitizer.flags(tools[0]))
         calls = tuple(_draw_calls(kernel, request, target.open()))
-        code = built.result() if built else b""
-    job = _Job(kernel, request, source, calls, limit_s)
-    reports = tuple(
-        _under_compute_sanitizer(job, tool, sanitizer, code) if sanitizer else _under_gcc(job, tool) for tool in tools
-    )
-    return Sanitized(source_digest=source.digest, cases=tuple(c.name for c in job.calls), reports=reports)
+        built.result()
+    job = _Job(kernel, request, source, calls, limit_s, compiled)
+    reports = tuple(job.report(tool, *sanitizer.watch(job, tool)) for tool in tools)
+    return Sanitized(source_digest=source.digest, cases=tuple(job.names), reports=reports)
 
 
 _SMALL_BYTES, _SMALLEST_CASES = 8 << 20, 4
 """Bytes that a case may move, since it runs a hundred times slower here; but so many cases run whatever they move."""
-_ALIGNMENT = 512
-"""Alignment of the gate's memory in bytes."""
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """An allocation with a tensor at its end. data: its contents before the call. lead_bytes: number of bytes before the
-    tensor, where that does not start at an aligned address. starts_unset: it is an output, or workspace that is not zeroed.
-    """
-
-    data: bytes
-    lead_bytes: int
-    starts_unset: bool
-
-    def content(self, filled: bool) -> bytes:
-        """The bytes that are written to it. Unless `filled`, an unset allocation keeps what it is allocated with."""
-        return self.data if filled or not self.starts_unset else self.data[: self.lead_bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """A call of the candidate. values: the entry point's arguments in order: _Memory, None or numbers. judge: why the gate
-    refuses the contents of the allocations after the call, by place among the arguments; empty if it does not."""
+    """A call of the candidate. launches: made from `Binary.launch`. values: the entry point's arguments in order: Memory,
+    None or numbers. judge: why the gate refuses the contents of the allocations after the call, by place among the
+    arguments; empty if it does not."""
 
     name: str
-    launches: tuple[Launch, ...]
+    launches: Callable[[Mapping[str, Any]], tuple[Launch, ...]]
     values: tuple[object, ...]
     judge: Callable[[dict[int, bytes]], str]
 
@@ -206,12 +153,19 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session) -> Iterator[
             if isinstance(value, torch.Tensor):
                 data = _bytes_of(value).cpu().numpy().tobytes()
                 starts_unset = argument.kind != "input" and not argument.zeroed
-                values[place] = _Memory(data, value.data_ptr() % _ALIGNMENT, starts_unset)
-        names = {own: case.name}
-        names.setdefault(few, f"{case.name}, few blocks")
-        for sequence, name in names.items():
+                values[place] = Memory(data, value.data_ptr() % ALIGNMENT, starts_unset)
+        kinds = {own: (case.name, session.limits)}
+        kinds.setdefault(few, (f"{case.name}, few blocks", replace(session.limits, multiprocessors=1)))
+        for sequence, (name, limits) in kinds.items():
             judge = partial(_judge, gate, sequence, prepared)
-            yield _Call(name=name, launches=sequence.launches, values=tuple(values), judge=judge)
+            launches = partial(_launches, kernel, request, case.workload, limits)
+            yield _Call(name=name, launches=launches, values=tuple(values), judge=judge)
+
+
+def _launches(
+    kernel: Kernel, request: Request, workload: Workload, limits: Limits, built: Mapping[str, Any]
+) -> tuple[Launch, ...]:
+    return kernel.sequence(request.target, request.genome.parameters, workload, limits, built).launches
 
 
 def _judge(gate: Gate, sequence: LaunchSequence, prepared: PreparedCase, held: dict[int, bytes]) -> str:
@@ -230,31 +184,17 @@ def _bytes_of(tensor: Any) -> torch.Tensor:
 
     from evo.measure.buffers import extent
 
-    lead_bytes, start = tensor.data_ptr() % _ALIGNMENT, tensor.storage_offset() * tensor.itemsize
+    lead_bytes, start = tensor.data_ptr() % ALIGNMENT, tensor.storage_offset() * tensor.itemsize
     size = lead_bytes + extent(tensor) * tensor.itemsize
     none = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return none.set_(tensor.untyped_storage(), start - lead_bytes, (size,), (1,))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Process:
-    """A watched process that has ended. command: for a shell. exit_code: None if it was ended. results: contents of the
-    allocations after each call that returned, in order, by place among the arguments. failure: why the process did not
-    finish, and at which case; empty if it did."""
-
-    command: str
-    exit_code: int | None
-    output: str
-    seconds: float
-    results: list[dict[int, bytes]]
-    failure: str
-
-
-def _compile(source: Source, arch: str, target: Target, *flags: str) -> bytes:
+def _compile(source: Source, arch: str, language: Language, *flags: str) -> Binary:
     source = replace(source, flags=tuple(dict.fromkeys((*source.flags, *flags))))
     try:
         with tempfile.TemporaryDirectory(prefix="evo-sanitize-") as name:
-            return target.compile(source, arch, Path(name)).code
+            return language.compile(source, arch, Path(name))
     except CompileError as error:
         raise EvoError(f"the candidate does not compile with {' '.join(flags)}: {str(error).strip()}") from error
 
@@ -266,18 +206,25 @@ class _Job:
     source: Source
     calls: tuple[_Call, ...]
     limit_s: float
+    compile: Callable[..., Binary]
 
-    def compile_with_gcc(self, *flags: str) -> bytes:
-        return _compile(self.source, self.request.arch, CpuTarget(_COMPILER), *flags)
+    @property
+    def arguments(self) -> Sequence[Argument]:
+        return self.kernel.arguments
 
-    def run(self, code: bytes, filled: bool, environment: dict[str, str], tool: Sequence[str] = ()) -> _Process:
+    @property
+    def names(self) -> Sequence[str]:
+        return [call.name for call in self.calls]
+
+    def run(self, binary: Binary, filled: bool, environment: dict[str, str], tool: Sequence[str] = ()) -> Process:
         """Makes the calls in a process. filled: whether outputs are written to before. tool: beginning of the command."""
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="evo-sanitize-") as name:
             folder = Path(name)
-            calls = [(c.launches, c.values) for c in self.calls]
-            (folder / "candidate").write_bytes(code)
-            (folder / "calls").write_bytes(pickle.dumps((self.request.target, self.kernel.entry, filled, calls)))
+            calls = [(c.launches(binary.launch), c.values) for c in self.calls]
+            entry = binary.launch.get("entry", self.kernel.entry)
+            (folder / "candidate").write_bytes(binary.code)
+            (folder / "calls").write_bytes(pickle.dumps((self.request.target, entry, filled, calls)))
             child = "import evo.sanitize, sys; evo.sanitize.make_calls(sys.argv[1])"
             command = [*tool, sys.executable, "-P", "-c", child, name]
             path = os.pathsep.join(filter(None, sys.path))
@@ -301,7 +248,7 @@ class _Job:
             output = (folder / "said").read_text(errors="replace")
             files = (folder / str(number) for number in range(len(calls)))
             results = [pickle.loads(f.read_bytes()) for f in files if f.exists()]
-        return _Process(
+        return Process(
             command=shlex.join([*(f"{n}={value}" for n, value in environment.items()), *command]),
             exit_code=exit_code,
             output=output,
@@ -321,7 +268,7 @@ class _Job:
         said = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("=")]
         return f"the process died ({how}){where}{f': {said[-1]}' if said else ''}"
 
-    def report(self, tool: str, processes: Sequence[_Process], found: Iterable[str], counted: int) -> Report:
+    def report(self, tool: str, processes: Sequence[Process], found: Iterable[str], counted: int) -> Report:
         """The report of a tool. found: its descriptions, of warnings too. counted: its errors, described or not; if there
         are none, a process that did not finish is an error whose cause is unknown."""
         messages = [self._with_source_line(message) for message in dict.fromkeys(found)]
@@ -344,7 +291,8 @@ class _Job:
 
     def _with_source_line(self, message: str) -> str:
         """The message, followed by the first line of the candidate's source that it refers to."""
-        file, number = (re.findall(r"([\w.-]+\.(?:cpp|cu)):(\d+)", message) or [("", 0)])[0]
+        suffix = find_language(self.source.language).suffix.lstrip(".")
+        file, number = (re.findall(rf"([\w.-]+\.{suffix}):(\d+)", message) or [("", 0)])[0]
         _, marked, own = self.source.text.partition(f'#line 1 "{file}"\n')  # a template without Jinja keeps its name
         lines = ["", *(own if marked else self.source.text if file.startswith("candidate.") else "").splitlines()]
         return f"{message} | {lines[int(number)].strip()}" if 0 < int(number) < len(lines) else message
@@ -357,9 +305,9 @@ def make_calls(name: str) -> None:
     """
     folder = Path(name)
     target, entry, filled, calls = pickle.loads((folder / "calls").read_bytes())
-    device = _Cpu(folder) if target == "cpu" else _Gpu(folder, entry)
+    device = _sanitizer_of(target).load(folder, entry)
     for number, (launches, values) in enumerate(calls):
-        memories = {place: value for place, value in enumerate(values) if isinstance(value, _Memory)}
+        memories = {place: value for place, value in enumerate(values) if isinstance(value, Memory)}
         held = {place: device.allocate(len(memory.data)) for place, memory in memories.items()}
         arguments = list(values)
         for place, memory in memories.items():
@@ -369,154 +317,3 @@ def make_calls(name: str) -> None:
             device.launch(launch, arguments)
         results = {place: device.read(address, len(memories[place].data)) for place, address in held.items()}
         (folder / str(number)).write_bytes(pickle.dumps(results))
-
-
-class _Gpu:
-    """The GPU of a watched process, with the candidate loaded. Addresses are numbers."""
-
-    def __init__(self, folder: Path, entry: str) -> None:
-        from evo.targets._cuda_loaded import Allocation, BareGpu
-
-        gpu = BareGpu()
-        self._loaded = gpu.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
-        self.allocate, self.write, self.read, self.pointer = gpu.allocate, gpu.write, gpu.read, Allocation
-
-    def launch(self, launch: Launch, arguments: Sequence[object]) -> None:
-        self._loaded(arguments, replace(launch, programmatic=False))
-
-
-_C_TYPES: dict[str, Any] = {
-    "int": ctypes.c_int64,
-    "int32": ctypes.c_int32,
-    "float": ctypes.c_float,
-    "float64": ctypes.c_double,
-    "NoneType": lambda none: none,
-    "c_void_p": lambda pointer: pointer,
-}
-"""Types of arguments in C, by the names of their types in Python."""
-
-
-class _Cpu:
-    """The same of a CPU. The candidate's file stays where it is: the sanitizer finds names and lines in it."""
-
-    def __init__(self, folder: Path) -> None:
-        ctypes.CDLL("libgomp.so.1", mode=os.RTLD_GLOBAL)
-        self._library = ctypes.CDLL(str(folder / "candidate"), mode=os.RTLD_LOCAL | os.RTLD_NOW)
-        self._memalign = ctypes.CDLL(None).memalign
-        self._memalign.argtypes, self._memalign.restype = (ctypes.c_size_t, ctypes.c_size_t), ctypes.c_void_p
-        self.read, self.pointer = ctypes.string_at, ctypes.c_void_p
-
-    def allocate(self, size: int) -> int:
-        return int(self._memalign(_ALIGNMENT, size))
-
-    def write(self, address: int, content: bytes) -> None:
-        ctypes.memmove(address, content, len(content))
-
-    def launch(self, launch: Launch, arguments: Sequence[object]) -> None:
-        self._library[launch.entry](*(_C_TYPES[type(value).__name__](value) for value in arguments))
-
-
-def _under_compute_sanitizer(job: _Job, tool: str, sanitizer: str, code: bytes) -> Report:
-    """Raises DeviceError where the tool does not work."""
-    command = [sanitizer, "--tool", tool, "--error-exitcode", str(_ERRORS), "--target-processes", "all"]
-    command += ["--show-backtrace", "no", *_TOOLS["cuda"][tool]]
-    filled = tool != "initcheck"  # outputs that were filled count as initialised
-    process = job.run(code, filled, {}, command)
-    count, found = read_report(process.output, process.exit_code)
-    if (count is None and process.exit_code is not None) or "Device not supported" in process.output:
-        lines = [line.lstrip("= ") for line in process.output.splitlines() if line.strip("= ")]
-        raise DeviceError(
-            f"{tool} of {sanitizer} did not work here ({'; '.join(lines[-3:]) or process.failure}): run it"
-            " where the GPU and its driver support debugging tools"
-        )
-    return job.report(tool, [process], found, count or 0)
-
-
-_ERRORS = 86
-"""Exit code of compute-sanitizer for errors that it has found."""
-_SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) error", re.MULTILINE)
-_RACES = re.compile(r"^=+ RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, \d+ warnings?\)", re.MULTILINE)
-_REPORT = re.compile(r"^=+ (?! )(.+)\n((?:=+ {5}.*\n)*)", re.MULTILINE)
-"""A title, and the indented lines below it."""
-_LINES = 5
-_NO_REPORT = re.compile("COMPUTE-SANITIZER|(ERROR|LEAK|RACECHECK) SUMMARY|Target application|Warning: Error buffer overflow")
-
-
-def read_report(output: str, exit_code: int | None) -> tuple[int | None, list[str]]:
-    """compute-sanitizer's own count of errors, or None; and one line for each kind of report: its title, the place, the
-    first thread, and the access. If the output counts no errors, an exit code that means errors is one.
-
-    Warnings are not errors: they report races that may be intended (between warps in step).
-    """
-    counts = _RACES.findall(output) or _SUMMARY.findall(output)  # one for each process that used the GPU
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for title, below in _REPORT.findall(output):
-        lines = [line.lstrip("=").strip() for line in below.splitlines()]
-        where = [re.sub(r"\s*\[\d+ hazards?\]", "", line) for line in lines if re.match(r"(and .+ access )?at ", line)]
-        if not _NO_REPORT.match(title):
-            kinds.setdefault((title, *where), []).append("; ".join([title, *lines][:_LINES]))
-    found = [first + (f" (and {len(more)} more like it)" if more else "") for first, *more in kinds.values()]
-    total = sum(map(int, counts)) or int(exit_code == _ERRORS)
-    return total if counts or total else None, found
-
-
-_COMPILER = "g++"
-_PATTERN = 0xFE
-"""Byte that g++'s -ftrivial-auto-var-init=pattern fills with."""
-_ASAN = "detect_leaks=0:halt_on_error=0:handle_abort=1"
-
-
-def _under_gcc(job: _Job, tool: str) -> Report:
-    """Raises DeviceError where the tool cannot be had."""
-    if tool == "initcheck":
-        processes, found = _compare_fills(job)
-        counted = len(found)
-    else:
-        runtime = _runtime("libasan.so" if tool == "address" else "libubsan.so")
-        environment = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": _ASAN, "UBSAN_OPTIONS": "print_stacktrace=0"}
-        processes = [job.run(job.compile_with_gcc(*_TOOLS["cpu"][tool]), True, environment)]
-        output = processes[0].output
-        found = [f"{what}, {place}" for place, what in re.findall(r"([^/\n]*): runtime error: (.+)", output)]
-        found += re.findall(r"^SUMMARY: AddressSanitizer: (.+)$", output, re.MULTILINE)
-        found = [re.sub(r" /\S*/(?=[^/\s]+:\d)", " ", message) for message in found]
-        counted = max(len(found), len(re.findall("ERROR: AddressSanitizer:|: runtime error: ", output)))
-    return job.report(tool, processes, found, counted)
-
-
-def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:
-    """The processes, and messages about outputs that depend on the contents of unset memory."""
-    builds = {
-        fill: job.compile_with_gcc(*_TOOLS["cpu"]["initcheck"], f"-ftrivial-auto-var-init={name}")
-        for fill, name in ((0, "zero"), (_PATTERN, "pattern"))
-    }
-    processes = []
-    for fill in (0, _PATTERN, 0):  # the third shows results that depend on the order of threads
-        environment = {
-            "LD_PRELOAD": _runtime("libasan.so"),  # for its malloc, which fills memory
-            "ASAN_OPTIONS": f"{_ASAN}:max_malloc_fill_size={2**31 - 1}:malloc_fill_byte={fill}",
-        }
-        processes.append(job.run(builds[fill], False, environment))
-        if processes[-1].failure:
-            return processes, []
-    found = [
-        f"{call.name}: {job.kernel.arguments[place].name} depends on memory that was never written: it differs where that"
-        " memory does"
-        for call, zero, pattern, again in zip(job.calls, *(p.results for p in processes), strict=False)
-        for place, value in enumerate(call.values)
-        if isinstance(value, _Memory) and job.kernel.arguments[place].kind == "output"
-        if zero[place] == again[place] != pattern[place]
-    ]
-    return processes, found
-
-
-def _runtime(name: str) -> str:
-    """Absolute path of the sanitizer's shared library. Raises DeviceError."""
-    path = compiler_path(_COMPILER)
-    done = subprocess.run([path, f"-print-file-name={name}"], capture_output=True, text=True, timeout=30, check=False)
-    found = Path(done.stdout.strip())
-    if not found.is_absolute() or not found.exists():
-        raise DeviceError(
-            f"{path} has no {name}, which sanitizing on a CPU needs: install it (apt install g++ brings it;"
-            " dnf install libasan libubsan), or leave --tool out"
-        )
-    return str(found.resolve())  # the linker's name for it may be a text file

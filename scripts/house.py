@@ -23,7 +23,7 @@ WAY = {
     "evo/executors/local.py": (),
     "evo/executors/_worker.py": (),
     "evo/problem/render.py": ("Source",),
-    "evo/targets/cuda.py": (),
+    "evo/targets/languages/cuda_cpp.py": (),
     "evo/runtime/nvrtc.py": (),
     "evo/targets/_machine_code.py": (),
     "evo/executors/_device.py": (),

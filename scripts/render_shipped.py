@@ -23,7 +23,7 @@ from evo.problem.kernel import Kernel
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.runtime.manifest import read_manifest
-from evo.targets import find_target
+from evo.targets import compile_source, find_target
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
@@ -68,7 +68,7 @@ def mended(kernel: Kernel, record: dict[str, Any], *, dry: bool) -> str:
     target = find_target("cuda")
     source = render(kernel, "cuda", genome, workload, record["arch"])
     with TemporaryDirectory() as workdir:
-        binary = target.compile(source, record["arch"], Path(workdir))
+        binary = compile_source(source, record["arch"], Path(workdir))
     before = (record["registers"], record["spill_bytes"])
     print(f"{record['source']} {record['arch']}: registers, spills {before} -> {(binary.registers, binary.spill_bytes)}")
     if dry:

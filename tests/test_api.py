@@ -22,8 +22,8 @@ from evo.api import Run
 from evo.cli import run as run_command
 from evo.errors import EvoError, StoreError, UsageError
 from evo.problem.loading import load_kernel
+from evo.testing.toy_kernel import write_kernel
 from tests.ended import run_python
-from tests.toy_kernel import write_kernel
 
 PATIENCE_S = 200.0
 

@@ -23,8 +23,8 @@ from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point, Value
 from evo.runtime.tolerance import compare
-from evo.targets import find_target
-from evo.targets.cpu import FLAGS
+from evo.targets import compile_source, find_target
+from evo.targets.languages.cpp import FLAGS
 
 KERNEL = load_kernel("attention")
 TARGET, CUDA = find_target("cpu"), find_target("cuda")
@@ -35,7 +35,7 @@ SESSION = TARGET.open()
 def flags(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested is the source, and -O3 takes ten times as long; points drawn at random are built as in a search."""
     if "at_random" not in request.node.name:
-        monkeypatch.setattr("evo.targets.cpu.FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in FLAGS))
+        monkeypatch.setattr("evo.targets.languages.cpp.FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in FLAGS))
 
 
 def workload(dtype: str = "float32", **parts: object) -> Workload:
@@ -156,7 +156,7 @@ def refused(
     assert mistake[0] in source.text
     source = replace(source, text=source.text.replace(*mistake, 1))
     folder.mkdir(parents=True, exist_ok=True)
-    loaded = SESSION.load(TARGET.compile(source, arch, folder), KERNEL.entry)
+    loaded = SESSION.load(compile_source(source, arch, folder), KERNEL.entry)
     try:
         checks = gate_for(problem.dtype).run(loaded, point, KERNEL.cases("cpu", problem))
     finally:
@@ -222,7 +222,7 @@ def test_every_product_passes_the_gate(dtype: str, product: str, mask: dict[str,
 def built(point: Point, problem: Workload, folder: Path) -> Iterator[Callable[[Tensors], torch.Tensor]]:
     """What gives a point's result for inputs."""
     source = render(KERNEL, "cpu", Genome.of(point), problem, "native")
-    loaded = SESSION.load(TARGET.compile(source, "native", folder), KERNEL.entry)
+    loaded = SESSION.load(compile_source(source, "native", folder), KERNEL.entry)
     launches = KERNEL.sequence("cpu", point, problem, SESSION.limits).launches
 
     def call(inputs: Tensors) -> torch.Tensor:
@@ -403,7 +403,7 @@ def test_blocks_that_share_keys_and_warps_out_of_step_compile(arch: str, workloa
     assert not space.violations(point)
     assert chosen.items() <= point.items()
     source = render(KERNEL, "cuda", Genome.of(point), problem, arch)
-    assert CUDA.compile(source, arch, Path()).spill_bytes <= 48  # that of 255 registers, for code that hardly ever runs
+    assert compile_source(source, arch, Path()).spill_bytes <= 48  # that of 255 registers, for code that hardly ever runs
     (launch,) = KERNEL.sequence("cuda", point, problem, limits).launches
     assert launch.cluster == chosen.get("split_kv", 1)
     assert launch.grid[0] % launch.cluster == 0
@@ -421,7 +421,7 @@ def test_a_mask_may_keep_blocks_from_tiles_of_keys(chosen: dict[str, Value], mas
     assert all(space.is_legal(point) for point in visits)
     rendered = [render(KERNEL, "cuda", Genome.of(point), problem, "sm_90") for point in visits]
     assert ["seen_tiles[" in source.text for source in rendered] == [False, True]
-    assert all(CUDA.compile(source, "sm_90", Path()).spill_bytes == 0 for source in rendered)
+    assert all(compile_source(source, "sm_90", Path()).spill_bytes == 0 for source in rendered)
     bytes_of = [KERNEL.sequence("cuda", point, problem, limits).launches[0].smem_bytes for point in visits]
     assert bytes_of[1] - bytes_of[0] == 1024 // 8 + 1024 * 2  # a bit and a number for so many tiles
 

@@ -13,7 +13,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
-from evo.targets import find_target
+from evo.targets import compile_source, find_target
 
 PAGE = Path(__file__).parent.parent / "docs" / "writing-a-kernel.md"
 ARCH = "sm_89"
@@ -45,7 +45,7 @@ def test_every_point_of_the_example_compiles(kernel: Kernel, tmp_path: Path) -> 
     for point in space.points():
         source = render(kernel, "cuda", Genome.of(point), workload, ARCH)
         assert f"THREADS = {point['threads']}" in source.text
-        assert target.compile(source, ARCH, tmp_path).code
+        assert compile_source(source, ARCH, tmp_path).code
 
 
 @pytest.mark.gpu
@@ -56,7 +56,7 @@ def test_every_point_of_the_example_passes_its_gate(kernel: Kernel, tmp_path: Pa
     gate = Gate(kernel, "cuda", session, seed=1)
     for point in kernel.space("cuda", workload, session.limits).points():
         source = render(kernel, "cuda", Genome.of(point), workload, arch)
-        loaded = session.load(target.compile(source, arch, tmp_path), kernel.entry)
+        loaded = session.load(compile_source(source, arch, tmp_path), kernel.entry)
         cases = kernel.cases("cuda", workload)
         checks = gate.run(loaded, point, cases)
         loaded.close()

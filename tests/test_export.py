@@ -22,11 +22,11 @@ from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Value
 from evo.targets import find_target
+from evo.testing.spaces import near
 from tests.ended import run_here
 from tests.export.exports import manifest_of
 from tests.landscape import random_search
 from tests.lineage import samples as s
-from tests.spaces import near
 
 KERNEL = load_kernel("layernorm")
 WORKLOADS = tuple(KERNEL.workload("cpu", f"rows=8,cols={cols},dtype=float32") for cols in (32, 48))

@@ -15,7 +15,7 @@ from evo.problem.kernel import Kernel, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point
-from evo.targets import Loaded, find_target
+from evo.targets import Loaded, compile_source, find_target
 
 KERNELS = [load_kernel("layernorm_backward"), load_kernel("rmsnorm_backward")]
 TARGET, CUDA = find_target("cpu"), find_target("cuda")
@@ -31,7 +31,7 @@ def problem(kernel: Kernel, target: str = "cpu", **parts: object) -> Workload:
 
 def build(kernel: Kernel, point: Point, workload: Workload, tmp_path: Path) -> Loaded:
     source = render(kernel, "cpu", Genome.of(point), workload, SESSION.info.arch)
-    return SESSION.load(TARGET.compile(source, SESSION.info.arch, tmp_path), kernel.entry)
+    return SESSION.load(compile_source(source, SESSION.info.arch, tmp_path), kernel.entry)
 
 
 def forward(kernel: Kernel, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -157,7 +157,7 @@ def test_cuda_compiles_with_and_without_what_is_optional(
     known = {n: v for n, v in options.items() if n in kernel.options or n == "dtype"}
     workload = problem(kernel, "cuda", **{"dtype": "float16", "cols": 768, **known})
     for point in kernel.space("cuda", workload, CUDA.limits(arch)).branches():
-        CUDA.compile(render(kernel, "cuda", Genome.of(point), workload, arch), arch, tmp_path)
+        compile_source(render(kernel, "cuda", Genome.of(point), workload, arch), arch, tmp_path)
 
 
 @of_both
@@ -167,5 +167,5 @@ def test_the_default_compiles_for_cuda(kernel: Kernel, arch: str, tmp_path: Path
     for finish in ("launch", "last_block"):
         point = kernel.space("cuda", workload, CUDA.limits(arch)).default | {"finish": finish}
         point = kernel.space("cuda", workload, CUDA.limits(arch)).complete(point)
-        built = CUDA.compile(render(kernel, "cuda", Genome.of(point), workload, arch), arch, tmp_path)
+        built = compile_source(render(kernel, "cuda", Genome.of(point), workload, arch), arch, tmp_path)
         assert built.spill_bytes == 0

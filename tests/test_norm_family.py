@@ -19,7 +19,7 @@ from evo.problem.kernel import Kernel, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point
-from evo.targets import find_target
+from evo.targets import compile_source, find_target
 
 TARGET, CUDA = find_target("cpu"), find_target("cuda")
 SESSION = TARGET.open()
@@ -75,7 +75,7 @@ def refused(
     assert mistake[0] in source.text
     source = replace(source, text=source.text.replace(*mistake, 1))
     folder.mkdir(parents=True, exist_ok=True)
-    loaded = SESSION.load(TARGET.compile(source, "native", folder), kernel.entry)
+    loaded = SESSION.load(compile_source(source, "native", folder), kernel.entry)
     try:
         cases = [parse_case(kernel, "cpu", case)] if case else kernel.cases("cpu", problem)
         checks = gate_for(kernel, problem.dtype).run(loaded, point, cases)
@@ -150,7 +150,7 @@ def test_points_drawn_at_random_compile_for_gpus(kernel: Kernel, options: str, a
     for cols in (64, 769, 1022, 4096):
         problem = kernel.workload("cuda", f"rows=64,cols={cols},dtype={rng.choice(kernel.dtypes['cuda'])}{options}")
         point = kernel.space("cuda", problem, CUDA.limits(arch)).sample(rng)
-        CUDA.compile(render(kernel, "cuda", Genome.of(point), problem, arch), arch, Path())
+        compile_source(render(kernel, "cuda", Genome.of(point), problem, arch), arch, Path())
 
 
 def test_options_that_are_left_out_are_parameters_and_no_code(kernel: Kernel) -> None:

@@ -22,12 +22,13 @@ from evo.lineage import Environment
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
-from evo.sanitize import Report, choose_tools, find_compute_sanitizer, read_report, sanitize
+from evo.sanitize import Report, choose_tools, sanitize
 from evo.targets import find_target
+from evo.targets._sanitizers import find_compute_sanitizer, read_report
+from evo.testing.toy_kernel import build_request, write_kernel
 from tests.ended import run_here, run_python
 from tests.landscape import random_search
 from tests.lineage import samples as s
-from tests.toy_kernel import build_request, write_kernel
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point
 from evo.runtime.tolerance import compare
-from evo.targets import find_target
+from evo.targets import compile_source, find_target
 
 KERNEL = load_kernel("softmax")
 CPU, CUDA = find_target("cpu"), find_target("cuda")
@@ -41,7 +41,7 @@ def refused(point: Point, problem: Workload, folder: Path, mistake: tuple[str, s
     source = render(KERNEL, "cpu", Genome.of(point), problem, "native")
     assert mistake[0] in source.text
     source = replace(source, text=source.text.replace(*mistake, 1))
-    loaded = SESSION.load(CPU.compile(source, "native", folder), KERNEL.entry)
+    loaded = SESSION.load(compile_source(source, "native", folder), KERNEL.entry)
     try:
         checks = Gate(KERNEL, "cpu", SESSION, seed=11).run(loaded, point, KERNEL.cases("cpu", problem))
     finally:
@@ -155,7 +155,7 @@ def test_special_values_are_as_pytorch_has_them(dtype: str, point: Point, cols: 
     problem = workload(dtype, rows=len(x), cols=cols)
     outputs = {"y": torch.zeros_like(x)}
     source = render(KERNEL, "cpu", Genome.of(point), problem, "native")
-    loaded = SESSION.load(CPU.compile(source, "native", tmp_path), KERNEL.entry)
+    loaded = SESSION.load(compile_source(source, "native", tmp_path), KERNEL.entry)
     try:
         (launch,) = KERNEL.sequence("cpu", point, problem, SESSION.limits).launches
         loaded(argument_values(KERNEL, problem, {"x": x}, outputs), launch)
@@ -194,5 +194,5 @@ def test_every_structural_branch_compiles_for_a_gpu(dtype: str, cols: int, tmp_p
     for number, point in enumerate(KERNEL.space("cuda", problem, CUDA.limits("sm_89")).branches()):
         folder = tmp_path / str(number)
         folder.mkdir()
-        built = CUDA.compile(render(KERNEL, "cuda", Genome.of(point), problem, "sm_89"), "sm_89", folder)
+        built = compile_source(render(KERNEL, "cuda", Genome.of(point), problem, "sm_89"), "sm_89", folder)
         assert built

@@ -3,7 +3,7 @@
 import hashlib
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sqlalchemy import Connection, Select, and_, func, select
@@ -102,6 +102,7 @@ class BuildRecord:
     occupancy: float | None
     code_hash: str | None
     binary: str | None
+    launch: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +228,7 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
         floors = noise_floors(connection, [key // ORDERS_PER_RUN])
         builds = select(m.Build.__table__, m.Build.binary_sha.label("binary")).where(m.Build.candidate_id == key)
         details = list(read_details(connection, m.Detail.candidate_id == key))
-        told = {name: getattr(details[0], name) for name in ("log", "remarks")} if details else {}
+        told = {name: getattr(details[0], name) for name in ("log", "remarks", "launch")} if details else {}
         finals = select(m.Final.__table__).where(m.Final.candidate_id == key).order_by(m.Final.round)
         checks = (
             CheckRecord(**vars(check), stage=(Stage.FINAL if detail.round else Stage.SEARCH).value, round=detail.round)

@@ -97,7 +97,8 @@ def _facts(record: CandidateRecord, times: Mapping[str, RaceTime]) -> dict[str, 
     return {
         "candidate": {name: getattr(record, name) for name in _CANDIDATE} | {"compiler": build and build.compiler},
         "genome": record.parameters,
-        "build": {"build_seconds": build and build.seconds, **{name: getattr(build, name, None) for name in _BUILD}},
+        "build": {"build_seconds": build and build.seconds, **{name: getattr(build, name, None) for name in _BUILD}}
+        | ({"launch": dict(build.launch)} if build and build.launch else {}),
         "time": {f"{stage} {name}": value for stage, time in times.items() for name, value in time.figures().items()},
     }
 

@@ -321,6 +321,8 @@ def _print_candidate(console: Terminal, record: CandidateRecord, origin: str, db
                 f"{b.registers} registers, {b.spill_bytes} bytes spilled, shared memory {b.smem_static_bytes} +"
                 f" {b.smem_dynamic_bytes} bytes" + (f", occupancy {b.occupancy:.0%}" if b.occupancy is not None else "")
             )
+        if b.launch:
+            rows["launch"] = f"{' '.join(f'{name}={value}' for name, value in b.launch.items())}, by its compilation"
     rows["gate"] = f"{len(record.checks) - len(failed)} of {len(record.checks)} cases passed"
     if record.log.strip():
         rows["log"] = record.log.strip()

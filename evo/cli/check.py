@@ -451,7 +451,7 @@ def bench(
         if reason := find_target(chosen).runs(a):
             raise UsageError(f"code for {a} cannot be timed here: {reason}")
     workloads = check_workloads(problem, chosen, workload or [])
-    names = against.split(",") if against else [b.name for b in problem.baselines if chosen in b.targets]
+    names = against.split(",") if against else [b.name for b in problem.baselines if b.runs_on(chosen)]
     for name in names:
         problem.baseline(name)
     limits = find_target(chosen).limits(first)

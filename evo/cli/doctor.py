@@ -17,7 +17,7 @@ from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.problem.loading import kernel_names
 from evo.report.terminal import Terminal
-from evo.targets import find_target
+from evo.targets import Target, find_language, find_target, targets_by_rank
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,15 @@ class _Finding:
 def doctor(db: Db = DEFAULT_DB, json: Json = False) -> None:
     """Say what this machine can search on, and what is missing."""
     version = f"evo {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    kernels = ", ".join(kernel_names())
+    kernels, devices = ", ".join(kernel_names()), [[*_target(find_target(name))] for name in targets_by_rank()]
     findings = [
         _Finding("Python", "ok", version),
         _torch(),
-        *_cuda(),
-        _cpu(),
+        *(finding for found in devices for finding in found),
         _database(db),
         _Finding("kernels", "ok" if kernels else "problem", kernels or "none found"),
     ]
-    usable = any(f.level == "ok" and f.subject in ("GPU", "C++ compiler") for f in findings)
+    usable = any(found[-1].level == "ok" for found in devices)
     answer(json, {"usable": usable, "findings": findings}, _print_findings)
     if not usable:
         raise typer.Exit(1)
@@ -63,29 +62,25 @@ def _torch() -> _Finding:
     return _Finding("PyTorch", "ok", f"{torch.__version__} ({build})")
 
 
-def _cuda() -> Iterator[_Finding]:
-    target = find_target("cuda")
+def _target(target: Target) -> Iterator[_Finding]:
+    """The last finding says whether a search can run there."""
+    subject, arch = f"{find_language(target.language).title} compiler", target.example_arch
     try:
-        text = f"{target.compiler()}; compiles for sm_89 and others without a GPU: evo check KERNEL --arch sm_89"
-        yield _Finding("CUDA compiler", "ok", text)
+        text = f"{target.compiler()}; compiles for {arch} and others without a GPU: evo check KERNEL --arch {arch}"
+        if target.shares_cores:
+            limits = target.limits(arch)
+            cores = f"{limits.multiprocessors} cores, {limits.cache_bytes >> 20} MiB last-level cache"
+            text = f"{target.compiler()}; {cores}"
+        yield _Finding(subject, "ok", text)
     except EvoError as error:
-        yield _Finding("CUDA compiler", "note", str(error))
+        yield _Finding(subject, "note", str(error))
+    if target.shares_cores:
+        return
     try:
         device = target.device()
+        yield _Finding("GPU", "ok", f"{device.name} ({device.arch}), driver {device.driver}")
     except EvoError as error:
         yield _Finding("GPU", "note", str(error))
-        return
-    yield _Finding("GPU", "ok", f"{device.name} ({device.arch}), driver {device.driver}")
-
-
-def _cpu() -> _Finding:
-    target = find_target("cpu")
-    try:
-        limits = target.limits("native")
-        cores = f"{limits.multiprocessors} cores, {limits.cache_bytes >> 20} MiB last-level cache"
-        return _Finding("C++ compiler", "ok", f"{target.compiler()}; {cores}")
-    except EvoError as error:
-        return _Finding("C++ compiler", "note", str(error))
 
 
 def _database(db: str) -> _Finding:

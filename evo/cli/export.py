@@ -20,6 +20,7 @@ from evo.lineage.store import Store
 from evo.problem.loading import kernel_names, load_kernel
 from evo.report.terminal import notice, say, short_workload
 from evo.report.text import parse_duration, short
+from evo.targets import find_target
 
 _SHOWN = 5
 """Largest number of lines or names that are printed; of more, the number is."""
@@ -106,8 +107,7 @@ def import_workloads(
     json: Json = False,
 ) -> None:
     """Write a job file for each kernel that computes something of a FlashInfer-Bench dataset."""
-    if target not in ("cuda", "cpu"):
-        raise UsageError(f"--target must be cuda or cpu, got {target!r}")
+    find_target(target)  # raises for an unknown one
     parse_duration(budget)
     kernels = [load_kernel(name) for name in dict.fromkeys(kernel or kernel_names())]
     taken, refused = import_dataset(path, kernels, target)

@@ -11,13 +11,17 @@ import typer
 from evo.cli.options import Json, answer
 from evo.errors import CompileError, UnknownNameError, UsageError, error_line
 from evo.problem.kernel import DTYPE_BYTES, Argument
-from evo.problem.loading import UNFILLED, kernel_names, unfilled
-from evo.problem.render import ENTRY_POINT, Source, code_of, define_macros, definitions, template_environment, uses
+from evo.problem.loading import UNFILLED, kernel_names, own_notations, unfilled
+from evo.problem.render import Source, code_of, define_macros, definitions, template_environment, uses
 from evo.report.terminal import Terminal
-from evo.targets import answers, find_target
+from evo.targets import answers, compile_source, find_target
 
-_ARCH = "sm_89"
-_STARTER = Path(__file__).with_name("_starter.cu")
+_NOTATION, _ENTRY_POINT = next((n, n.entry_point) for n in own_notations() if n.entry_point is not None)
+"""The language whose sources can be adopted, and how they declare their entry points."""
+(_TARGET,) = _NOTATION.targets
+_ARCH = find_target(_TARGET).example_arch
+_STARTER = Path(__file__).with_name(f"_starter{_NOTATION.suffix}")
+_TEMPLATE = f"{_TARGET}{_NOTATION.suffix}"
 _THREADS = re.compile(r"block_?(size|dim)?_?x?|n?_?threads?(_per_block|_x)?|tpb", re.IGNORECASE)
 _FACT = re.compile(r"k?warp_?size", re.IGNORECASE)
 """Names of facts of the hardware, which are not to be searched."""
@@ -54,8 +58,9 @@ def new(
     elif entry is not None:
         raise UsageError("--entry names a function of the file given with --cu, which is missing")
     else:
-        files = {file: _STARTER.with_suffix(Path(file).suffix).read_text() for file in ("cuda.cu", "cpu.cpp")}
-        facts = _facts(files["cuda.cu"], _STARTER, "vector_add", {"block_size_x": 256, "per_thread": 4})
+        starters = [(n.targets[0], path) for n in own_notations() if (path := _STARTER.with_suffix(n.suffix)).is_file()]
+        files = {f"{target}{path.suffix}": path.read_text() for target, path in starters}
+        facts = _facts(files[_TEMPLATE], _STARTER, "vector_add", {"block_size_x": 256, "per_thread": 4})
     facts |= {"name": name, "file": cu and cu.name, "mark": UNFILLED}
     environment = template_environment(_STARTER.parent)
     environment.filters["literal"] = lambda value: repr(value).replace("'", '"')
@@ -67,7 +72,7 @@ def new(
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}): run evo new in a folder of yours") from error
-    steps = [f"evo check {name}" if answers("cuda") else f"evo check {name} --arch {_ARCH}"]  # without a GPU it compiles
+    steps = [f"evo check {name}" if answers(_TARGET) else f"evo check {name} --arch {_ARCH}"]  # without a GPU it compiles
     record = {
         "folder": name,
         "files": sorted(files),
@@ -84,7 +89,7 @@ def _print_new(console: Terminal, record: dict[str, Any]) -> None:
     console.say(f"wrote {', '.join(f'{folder}/{file}' for file in record['files'])}")
     found = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in record["parameters"].items())
     found = found or "nothing yet: give kernel.py parameters that the source uses as macros"
-    if "cpu.cpp" in record["files"]:
+    if "function.py" in record["files"]:
         found = f"on a GPU {found}; on a CPU threads, chunk"
     console.say(f"to be searched: {found}")
     for place in record["to_fill_in"]:
@@ -99,7 +104,7 @@ def _adopt(file: Path, entry: str | None) -> tuple[dict[str, str], dict[str, Any
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--cu {file} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})") from error
-    known = list(dict.fromkeys(found["name"] for found in ENTRY_POINT.finditer(code_of(text))))
+    known = list(dict.fromkeys(found["name"] for found in _ENTRY_POINT.finditer(code_of(text))))
     if not known:
         raise UsageError(f"--cu {file} has no entry point: a kernel is a function declared __global__ void NAME(...)")
     if entry is None and len(known) > 1:
@@ -111,17 +116,18 @@ def _adopt(file: Path, entry: str | None) -> tuple[dict[str, str], dict[str, Any
     numbers = {n: value.strip("()uUlL") for n, value, _ in definitions(code) if n in used and not _FACT.fullmatch(n)}
     undefined, headers = _compile(file, entry or known[0])
     choices = {name: int(value) for name, value in numbers.items() if value.isdigit()} | undefined
-    return {"cuda.cu": text, **headers}, _facts(text, file, entry or known[0], choices)
+    return {_TEMPLATE: text, **headers}, _facts(text, file, entry or known[0], choices)
 
 
 def _compile(file: Path, entry: str) -> tuple[dict[str, int], dict[str, str]]:
     """A value for each name that nothing defines, and the file's own headers. Raises UsageError if it does not compile."""
     undefined: dict[str, int] = {}
     while True:
-        text = define_macros(file, entry, undefined, ())
-        source = Source(text=text, target="cuda", entry=entry, include_dirs=(str(file.resolve().parent),))
+        text = define_macros(file, _NOTATION, entry, undefined, ())
+        folders = (str(file.resolve().parent),)
+        source = Source(text=text, target=_TARGET, language=_NOTATION.name, entry=entry, include_dirs=folders)
         try:
-            find_target("cuda").compile(source, _ARCH, Path())
+            compile_source(source, _ARCH, Path())
             return undefined, source.includes
         except CompileError as error:
             more = set(re.findall(r'identifier "(\w+)" is undefined', str(error))) - set(undefined)
@@ -172,7 +178,7 @@ def _facts(text: str, file: Path, entry: str, numbers: Mapping[str, int]) -> dic
 
 def _arguments(code: str, entry: str) -> Iterator[Argument]:
     """The arguments of an entry point: tensors for pointers, and scalars. The dtype of an unknown type is empty."""
-    begin = next(found.end() for found in ENTRY_POINT.finditer(code) if found["name"] == entry)
+    begin = next(found.end() for found in _ENTRY_POINT.finditer(code) if found["name"] == entry)
     for text in code[begin : code.index(")", begin)].split(","):
         *type_, name = re.sub(r"\b(__restrict__|__restrict|volatile|const)\b|\[\s*\]|[*&]", " ", text).split() or [""]
         pointers = text.count("*") + text.count("[")

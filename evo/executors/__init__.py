@@ -5,7 +5,6 @@ Builds go wide over a pool of processes; on each device one candidate at a time 
 one that breaks it.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -135,6 +134,6 @@ OpenExecutor = Callable[[str, ExecutorConfig], Executor]
 def find_executor(name: str) -> OpenExecutor:
     """Raises UnknownNameError; UsageError where what it needs is not installed."""
     try:
-        return cast(OpenExecutor, find_plugin(sys.modules[__name__], "executor", name))
+        return cast(OpenExecutor, find_plugin("executor", name))
     except ModuleNotFoundError as error:
         raise UsageError(f"executor {name} needs {error.name}: pip install 'evo-kernels[{name}]'") from error

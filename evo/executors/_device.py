@@ -357,7 +357,6 @@ def session() -> Session:
 def _harness(data: TaskData) -> TimingHarness:
     """The harness of a workload, kept with its data as long as others have the memory they need: a run may have more
     workloads than fit. Since workloads take turns, the harness used last is freed first."""
-    from evo.measure.buffers import has_room
     from evo.measure.harness import TimingHarness
 
     harnesses = _state.harnesses
@@ -365,7 +364,7 @@ def _harness(data: TaskData) -> TimingHarness:
     if harness is None:
         kernel = load_kernel(data.kernel, data.kernel_digest)
         harness = TimingHarness(kernel, data.target, data.workload, session(), data.seed)
-    while harnesses and not has_room(session().device, harness.wanted_bytes):
+    while harnesses and not find_target(data.target).has_room(harness.wanted_bytes):
         harnesses.popitem()
         gc.collect()  # its parts refer to each other
     harnesses[data] = harness
@@ -427,8 +426,6 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
     A fault may first show in a call of PyTorch: an allocation that fails, an error of the device. Raises DeviceError,
     UsageError; other exceptions only if evo itself is broken.
     """
-    from evo.measure.buffers import free_bytes
-
     data, is_race = request.data, isinstance(request, RaceRequest)
     gating = ("gate", "case") if isinstance(request, Request) and request.cases else ("gate",)
     try:
@@ -436,7 +433,7 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
     except (RuntimeError, LaunchError) as error:  # no candidate is loaded yet: other processes take the memory
         if classify(str(error), Status.OK) is not Status.OUT_OF_MEMORY:
             raise
-        free = free_bytes(session().device) / 2**30
+        free = find_target(data.target).free_bytes() / 2**30
         raise DeviceError(
             f"{session().info.name} has no memory for the data of {data.workload.key}, {free:.1f} GiB are free: end what"
             " else uses it, or choose a smaller workload"

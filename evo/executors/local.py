@@ -38,7 +38,7 @@ from evo.problem.kernel import Kernel
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.sanitize import Sanitized, sanitize
-from evo.targets import cached_build, find_target
+from evo.targets import cached_build, find_language, find_target
 
 _AHEAD = 2
 """Number of measurements that a device worker has: the present one and the next, so that it never waits for the command."""
@@ -352,18 +352,26 @@ def build(request: Request, cache_dir: str) -> Build:
 
 def _build(kernel: Kernel, request: Request, cache_dir: str) -> Build:
     target = find_target(request.target)
-    built = Build(status=Status.RENDER_ERROR, arch=request.arch, compiler=target.compiler(), source_digest="")
     try:
         source = render(kernel, request.target, request.genome, request.workload, request.arch)
     except TemplateError as error:
-        return replace(built, log=str(error))
-    built = replace(built, status=Status.COMPILE_ERROR, source_digest=source.digest, source=source.text)
+        log, compiler = str(error), target.compiler()
+        return Build(status=Status.RENDER_ERROR, arch=request.arch, compiler=compiler, source_digest="", log=log)
+    language = find_language(source.language)
+    built = Build(
+        status=Status.COMPILE_ERROR,
+        arch=request.arch,
+        compiler=language.compiler(),
+        source_digest=source.digest,
+        source=source.text,
+    )
     started = time.perf_counter()
     try:
-        binary, seconds, cached = cached_build(Path(cache_dir), target, source, request.arch)
+        binary, seconds, cached = cached_build(Path(cache_dir), language, source, request.arch)
         limits = target.limits(request.arch)
-        launches = kernel.sequence(request.target, request.genome.parameters, request.workload, limits).launches
-        occupancies = [target.occupancy(binary, launch, limits) for launch in launches]
+        point = request.genome.parameters
+        launches = kernel.sequence(request.target, point, request.workload, limits, binary.launch).launches
+        occupancies = [language.occupancy(binary, launch, limits) for launch in launches]
     except CompileError as error:
         return replace(built, seconds=time.perf_counter() - started, log=str(error))
     return replace(

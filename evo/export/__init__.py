@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -88,14 +87,14 @@ class Exporter:
 
 def exporter_names() -> list[str]:
     """The names of the formats as users type them: flashinfer-bench is the module flashinfer_bench."""
-    return [name.replace("_", "-") for name in plugin_names(sys.modules[__name__])]
+    return [name.replace("_", "-") for name in plugin_names("exporter")]
 
 
 def find_exporter(name: str) -> Exporter:
     """The exporter of a format. Raises UnknownNameError."""
     if name not in exporter_names():
         raise UnknownNameError("export format", name, exporter_names())
-    return cast(Exporter, find_plugin(sys.modules[__name__], "exporter", name.replace("-", "_")))
+    return cast(Exporter, find_plugin("exporter", name.replace("-", "_")))
 
 
 def publish(out: Path, format: str, make: Callable[[], Contents]) -> list[Path]:

@@ -7,13 +7,13 @@ where it is legal and compiles, else the best candidate for its workload that do
 
 import math
 import platform
-import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import chain, combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from evo.errors import CompileError, KernelError, UsageError, error_line
@@ -25,14 +25,12 @@ from evo.problem.kernel import DTYPE_BYTES, INTEGER_BYTES, Argument, Kernel, Lau
 from evo.problem.render import Source, render
 from evo.problem.space import Point
 from evo.runtime import cpu
-from evo.runtime.manifest import PLAIN
+from evo.runtime.manifest import PLAIN, compiled_when_loaded
 from evo.search.cover import choose
-from evo.targets import Target, find_target
-from evo.targets.cpu import FLAGS, LIBRARIES
+from evo.targets import Target, compile_source, find_language, find_target
 
 _MOST_COMPILATIONS = 20
 """Largest number of legal candidates that do not compile; after so many the fault is not the candidate's."""
-_GPU = re.compile(r"(sm|compute)_(\d+)([af]?)")
 _WITHIN_ELSEWHERE = 0.1
 """Share by which a variant that serves several workloads may be slower than the fastest, where times are another
 architecture's."""
@@ -42,14 +40,6 @@ _STATED_ONCE = ("fixed", "recipe", "compiler")
 """What a manifest states for all sources of a target, as far as it is the first one's."""
 _BYTES = {**DTYPE_BYTES, **INTEGER_BYTES}
 _TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created")
-_PSABI = {
-    "x86-64": "sse sse2",
-    "x86-64-v2": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
-    "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe",
-    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
-}
-"""The instruction sets that each level adds, as Linux spells it and evo.runtime.cpu reports it. Source: x86-64 psABI, table
-"Micro-Architecture Levels"."""
 
 
 class _Built(NamedTuple):
@@ -62,18 +52,8 @@ class _Built(NamedTuple):
 
 
 def asked_of(target: str, archs: Sequence[str]) -> tuple[str, ...]:
-    """The architectures that are a target's, each once: GPUs are called sm_XX or compute_XX, CPUs are not."""
-    return tuple(dict.fromkeys(a for a in archs if bool(_GPU.fullmatch(a)) == (target == "cuda")))
-
-
-def with_ptx(archs: Sequence[str]) -> tuple[str, ...]:
-    """Architectures with PTX for GPUs newer than these: PTX of the lowest, so that every GPU at least as new as that runs
-    something. Code that uses a GPU's own instructions (sm_90a) has no newer PTX."""
-    found = [_GPU.fullmatch(arch) for arch in archs]
-    plain = [int(m[2]) for m in found if m and m[1] == "sm" and not m[3]]
-    if not plain or any(m and m[1] == "compute" for m in found):
-        return tuple(archs)
-    return (*archs, f"compute_{min(plain)}")
+    """The architectures that are a target's, each once."""
+    return tuple(dict.fromkeys(filter(find_target(target).owns, archs)))
 
 
 def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -99,10 +79,10 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
         part, why = parts[number], ""
         target, source = find_target(part.target), _source_as_measured(kernel, part, item)
         if arch == part.arch:
-            built: _Built | None = _Built(item, item.genome, source, _compile(target, source, arch))
+            built: _Built | None = _Built(item, item.genome, source, _compile(source, arch))
         else:
-            there = (number, arch.partition("_")[2])  # PTX counts as machine code of its number
-            if part.few and there not in few and there[1] != part.arch.partition("_")[2]:
+            there = (number, target.machine_code(arch))  # PTX counts as machine code of its number
+            if part.few and there not in few and there[1] != target.machine_code(part.arch):
                 few[there] = _few_elsewhere(kernel, target, part, arch)
             built, why = _build_elsewhere(kernel, target, item, arch, few.get(there, {}).get(item.workload, ()))
         if built is None:
@@ -173,8 +153,8 @@ def _wanted(parts: Sequence[ExportRequest]) -> Iterator[tuple[int, ExportItem, s
     pairs = [(n, arch) for n, part in enumerate(parts) for arch in part.builds or (part.arch,)]
 
     def place(pair: tuple[int, str]) -> tuple[bool, bool]:
-        measured, arch = parts[pair[0]].arch, pair[1]
-        return arch != measured, arch.partition("_")[2] != measured.partition("_")[2]
+        target, measured, arch = find_target(parts[pair[0]].target), parts[pair[0]].arch, pair[1]
+        return arch != measured, target.machine_code(arch) != target.machine_code(measured)
 
     done = set()
     for number, arch in sorted(pairs, key=place):
@@ -197,10 +177,10 @@ def _source_as_measured(kernel: Kernel, part: ExportRequest, item: ExportItem) -
     return source
 
 
-def _compile(target: Target, source: Source, arch: str) -> Binary:
+def _compile(source: Source, arch: str) -> Binary:
     """The binary of a source. Raises CompileError."""
     with tempfile.TemporaryDirectory(prefix="evo-export-") as workdir:
-        return target.compile(source, arch, Path(workdir))
+        return compile_source(source, arch, Path(workdir))
 
 
 def _few_elsewhere(
@@ -219,7 +199,7 @@ class _Elsewhere:
     number is. Raises DeviceError for an unknown architecture."""
 
     def __init__(self, kernel: Kernel, target: Target, workload: Workload, arch: str) -> None:
-        self.arch = arch.replace("compute_", "sm_")
+        self.arch = target.machine_code(arch)
         self.limits = target.limits(self.arch)  # PTX may use what every GPU has that may compile it
         self.space = kernel.space(target.name, workload, self.limits)
         self._stand_ins = kernel.inactive.get(target.name, {})
@@ -270,15 +250,16 @@ def _build_elsewhere(
         genome = Genome.of(point)
         source = render(kernel, target.name, genome, item.workload, there.arch)
         try:
-            binary = _compile(target, source, arch)
+            binary = _compile(source, arch)
         except CompileError as error:
             why = why or (f"it does not compile ({error_line(str(error))})" if candidate is item else "")
             compilations += 1
             if compilations == _MOST_COMPILATIONS:
                 break
             continue
-        launches = kernel.sequence(target.name, point, item.workload, there.limits).launches
-        if unfit := [launch for launch in launches if target.occupancy(binary, launch, there.limits) == 0]:
+        language = find_language(source.language)
+        launches = kernel.sequence(target.name, point, item.workload, there.limits, binary.launch).launches
+        if unfit := [launch for launch in launches if language.occupancy(binary, launch, there.limits) == 0]:
             if candidate is item:
                 why = f"a block of {unfit[0].block[0]} threads with {binary.registers} registers each does not fit"
             continue
@@ -302,7 +283,8 @@ def _variant_record(
     sizes = "x".join(map(str, compiled_in or dict(workload.dims).values()))
     stem = f"variant_{len(before)}_{workload.dtype}_{sizes}" + ("" if measured else f"_{arch}")
     same = (v["source"] for v in before if (v["workload"]["key"], v["source_digest"]) == (workload.key, source.digest))
-    kind = "so" if target.name == "cpu" else "cubin" if binary.code.startswith(b"\x7fELF") else "ptx"
+    kind = "so" if target.shares_cores else "ptx" if compiled_when_loaded(arch) else "cubin"
+    language = find_language(source.language)
     measured_code = item.record.get("code_hash") if measured else None
     record: dict[str, Any] = {
         "candidate": item.candidate,
@@ -313,7 +295,7 @@ def _variant_record(
         "workload": workload_record(kernel, workload),
         "fixed": list(fixed),
         "genome": built.genome.parameters,
-        "source": next(same, f"{stem}.{target.language}"),
+        "source": next(same, f"{stem}{language.suffix}"),
         "binary": f"{stem}.{kind}",
         "registers": binary.registers,
         "spill_bytes": binary.spill_bytes,
@@ -321,17 +303,18 @@ def _variant_record(
         "source_digest": source.digest,
         "code_hash": binary.code_hash,
         "same_code_as_measured": None if measured_code is None else measured_code == binary.code_hash,
-        "recipe": recipe(target.name, source.flags),
-        "compiler": target.compiler(),
-        "launch": plan_record(kernel, target.name, built.genome, workload),
+        # What compiles it elsewhere tells no launch.
+        "recipe": None if binary.launch else language.recipe(source.flags),
+        "compiler": language.compiler(),
+        "launch": plan_record(kernel, target.name, built.genome, workload, binary.launch),
         "timing": timing_of(item.record) if measured else None,
         "record": dict(item.record),
     }
     if not measured:
         # Figures and verdicts would be taken for this architecture's.
         record["record"] = {name: value for name, value in item.record.items() if name in _TRUE_ANYWHERE}
-    if target.name == "cpu":
-        record["needs"] = {"machine": cpu.machine(), "features": _needed_features(arch, source.flags)}
+    if needs := target.needs(arch, source.flags):
+        record["needs"] = needs
     return record
 
 
@@ -341,17 +324,19 @@ def workload_record(kernel: Kernel, workload: Workload) -> dict[str, Any]:
     return {"key": workload.key, "dims": dims, "dtype": workload.dtype, "options": dict(workload.options)}
 
 
-def plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload) -> dict[str, Any]:
-    """The launches for the manifest, as `Variant` of evo/runtime/package.py reads them. Raises KernelError where they depend
-    on a size that is not compiled in: those of other sizes would be wrong."""
-    found = _plan_record(kernel, target, genome, workload)
+def plan_record(
+    kernel: Kernel, target: str, genome: Genome, workload: Workload, launch: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The launches for the manifest, as `Variant` of evo/runtime/package.py reads them; launch: `Binary.launch`. Raises
+    KernelError where they depend on a size that is not compiled in: those of other sizes would be wrong."""
+    found = _plan_record(kernel, target, genome, workload, launch)
     own = dict(workload.dims)
     for d in kernel.dimensions:
         size = own[d.name] * 2 if own[d.name] * 2 <= d.high else max(d.low, own[d.name] // 2)
         other = Workload.of({**own, d.name: size}, workload.dtype, dict(workload.options))
         if d.name in kernel.compile_time_dims[target] or kernel.validate(other):
             continue
-        if _plan_record(kernel, target, genome, other) != found:
+        if _plan_record(kernel, target, genome, other, launch) != found:
             raise KernelError(
                 f"kernel {kernel.name!r}: its launches or its workspace for {d.name}={size} are others than for"
                 f" {d.name}={own[d.name]}, and an export has one for all; let `plan` give tiles of {d.name}, and `size` name"
@@ -360,8 +345,10 @@ def plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload)
     return found
 
 
-def _plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload) -> dict[str, Any]:
-    first, *then = (asdict(plan) for plan in kernel.plans(target, genome.parameters, workload))
+def _plan_record(
+    kernel: Kernel, target: str, genome: Genome, workload: Workload, launch: Mapping[str, Any]
+) -> dict[str, Any]:
+    first, *then = (asdict(plan) for plan in kernel.plans(target, genome.parameters, workload, launch))
     if first["entry"] == kernel.entry:
         first["entry"] = ""
     then = [{name: value for name, value in plan.items() if value != PLAIN[name]} for plan in then]
@@ -385,21 +372,3 @@ def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
     figures = {n: own.get(n) for n in ("median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high")}
     rounded = {n: us and float(f"{us:.6g}") for n, us in {**figures, "torch_us": torch_us}.items()}
     return {"stage": own.get("stage"), **rounded, "disturbed": is_disturbed(own.get("clocks"))}
-
-
-def recipe(target: str, flags: Sequence[str]) -> dict[str, list[str]]:
-    """The compiler's flags beside the architecture."""
-    if target == "cpu":
-        return {"flags": [*FLAGS, *flags], "libraries": list(LIBRARIES)}
-    standard = () if any(f.startswith(("--std", "-std")) for f in flags) else ("--std=c++17",)
-    return {"flags": [*standard, *flags]}
-
-
-def _needed_features(arch: str, flags: Iterable[str]) -> list[str] | None:
-    """Instruction sets that code for -march=`arch` may use; None where that is not known, so that it is built anew."""
-    if arch == "native":
-        return sorted(cpu.features()) or None
-    if arch not in _PSABI or any(f.startswith("-m") for f in flags):
-        return None
-    levels = list(_PSABI)[: list(_PSABI).index(arch) + 1]
-    return sorted(f for level in levels for f in _PSABI[level].split())

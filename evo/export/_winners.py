@@ -13,12 +13,13 @@ from evo.environment import command_line
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, PASSED
 from evo.export import Exporter, ExportItem, ExportRequest, find_exporter, publish
-from evo.export._package import asked_of, with_ptx
+from evo.export._package import asked_of
 from evo.export.module import remarks as remarks_of
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.loading import recorded_kernel
+from evo.targets import find_target
 
 
 def export_all_candidates(store: Store, what: Sequence[str], exporter: Exporter, out: Path) -> list[Path]:
@@ -87,7 +88,10 @@ def export_winners(
     for arch in archs:
         if not any(asked_of(part.target, [arch]) for part in parts):
             raise UsageError(f"--arch {arch} is none of target {parts[0].target}, and nothing here is for another")
-    built = [replace(part, builds=with_ptx(asked_of(part.target, archs) or (part.arch,))) for part in parts]
+    built = [
+        replace(part, builds=find_target(part.target).with_intermediate(asked_of(part.target, archs) or (part.arch,)))
+        for part in parts
+    ]
     return exporter.export(*built), remarks_of(out)
 
 

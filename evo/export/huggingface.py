@@ -17,7 +17,9 @@ from evo.export.module import make_package
 from evo.problem.formats import fill, format_table, values_of
 from evo.problem.kernel import Kernel
 from evo.problem.loading import load_function, load_kernel
+from evo.runtime.manifest import compiled_when_loaded
 from evo.runtime.statement import Function
+from evo.targets import find_target
 
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 """Names that `kernels` accepts for a kernel."""
@@ -69,8 +71,9 @@ def _metadata(name: str, request: ExportRequest, files: dict[str, bytes]) -> dic
     """id is the module's name in sys.modules: other content must have another id."""
     digest = sha256_of("".join(f"{n}{sha256_of(files[n])}" for n in sorted(files)))[:12]
     backend: dict[str, Any] = {"type": request.target}
-    if found := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", request.arch):
-        backend["archs"] = [f"{found[2]}.{found[3]}{found[4]}{'+PTX' if found[1] == 'compute' else ''}"]
+    if capability := find_target(request.target).limits(request.arch).capability:
+        kind = "+PTX" if compiled_when_loaded(request.arch) else request.arch[-1].strip("0123456789")  # a of sm_90a
+        backend["archs"] = [f"{capability // 10}.{capability % 10}{kind}"]
     return {
         "name": name,
         "id": f"_{name.replace('-', '_')}_{request.target}_{digest}",

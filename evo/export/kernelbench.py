@@ -22,6 +22,7 @@ from evo.problem.formats import check_fit, fill, format_table, values_of
 from evo.problem.kernel import Workload
 from evo.problem.loading import load_kernel
 from evo.runtime.manifest import LaunchPlan
+from evo.targets import find_target
 
 _MODEL_NEW = Path(__file__).with_name("_kernelbench.py.j2")
 _WORDS = {"int64": "q", "int32": "i4x", "float32": "f4x", "float64": "d"}
@@ -32,7 +33,7 @@ def _contents(request: ExportRequest) -> Contents:
     """Raises UsageError for a target that is no GPU, a workload or a candidate that the convention has no place for, and a
     kernel that formats.toml does not describe; TemplateError and CompileError."""
     kernel = load_kernel(request.kernel)
-    if request.target != "cuda":
+    if find_target(request.target).shares_cores:
         raise UsageError(
             f"KernelBench evaluates on GPUs only, and these are for {request.target}: export winners of --target cuda, "
             f"or choose another --format"

@@ -31,16 +31,16 @@ import jinja2
 from evo import __version__, runtime
 from evo.errors import KernelError, SpaceError, TemplateError, UsageError
 from evo.export import Contents, Exporter, ExportRequest, with_manifest
-from evo.export._package import build_package, plan_record, recipe, workload_record
+from evo.export._package import build_package, plan_record, workload_record
 from evo.problem.formats import all_tables
 from evo.problem.genome import Genome
 from evo.problem.kernel import FUNCTION_FILES, Dimension, Kernel, Workload
 from evo.problem.loading import load_function, load_kernel, template_root
 from evo.problem.render import Source, render
 from evo.problem.space import Space
-from evo.runtime.manifest import MANIFEST, read_manifest
+from evo.runtime.manifest import MANIFEST, compiled_when_loaded, read_manifest
 from evo.runtime.package import BACKWARD, INIT, MAIN, NESTED, slower
-from evo.targets import Target, find_target
+from evo.targets import Target, find_language, find_target
 
 _RUNTIME = Path(runtime.__file__).parent
 _NATIVE_FRONTEND = "frontend.cpp"
@@ -275,10 +275,11 @@ def _add_fallbacks(kernel: Kernel, manifest: dict[str, Any], files: dict[str, by
         variants = [v for v in manifest["variants"] if v["target"] == target.name]
         fixed = [d for d in kernel.dimensions if d.name in kernel.compile_time_dims[target.name]]
         # One source is enough for machine code and PTX: it is compiled where it runs.
-        machine_code = {v["workload"]["key"] for v in variants if v["arch"].startswith("sm_")}
+        machine_code = {v["workload"]["key"] for v in variants if not compiled_when_loaded(v["arch"])}
         for v in variants:
             v["jit"] = None
-            if len(fixed) == 1 and not (v["arch"].startswith("compute_") and v["workload"]["key"] in machine_code):
+            needless = compiled_when_loaded(v["arch"]) and v["workload"]["key"] in machine_code
+            if len(fixed) == 1 and not needless and v["recipe"] is not None:
                 workload = kernel.workload(target.name, v["workload"]["key"])
                 form = _Form(kernel, target, fixed[0], workload, Genome.of(v["genome"]), v["arch"])
                 v["jit"] = form.described(form.around())
@@ -306,7 +307,7 @@ class _Form:
     def render(self, size: int | _Blank) -> Source:
         fixed = replace(self.workload, dims=((self.dimension.name, size),))  # type: ignore[arg-type]
         # PTX is compiled from the text that machine code of that architecture is.
-        return render(self.kernel, self.target.name, self.genome, fixed, self.arch.replace("compute_", "sm_"))
+        return render(self.kernel, self.target.name, self.genome, fixed, self.target.machine_code(self.arch))
 
     def launch(self, size: int) -> dict[str, Any] | None:
         """The plan of a launch; None where the genome is not legal."""
@@ -401,7 +402,8 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
         if any(form.launch(n) != launch for n in sizes):
             raise KernelError(f"{where}: not every size in it is legal with one and the same launch")
         described["sizes"] = [{"first": first, "last": last} | ({"step": step} if step > 1 else {})]
-    source, options = form.render(form.own), dict(kernel.binding(target.name, workload).options)
+    source = form.render(form.own)
+    language, options = find_language(source.language), dict(kernel.binding(target.name, workload).options)
     on = "".join(f"_{n}" for n, v in options.items() if v)
     record = {
         "target": target.name,
@@ -409,8 +411,8 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
         "workload": workload_record(kernel, workload),
         "fixed": list(kernel.compile_time_dims[target.name]),
         "genome": form.genome.parameters,
-        "source": f"general_{workload.dtype}{on}_{first}_to_{last}.{target.language}",
-        "recipe": recipe(target.name, source.flags),
+        "source": f"general_{workload.dtype}{on}_{first}_to_{last}{language.suffix}",
+        "recipe": language.recipe(source.flags),
         "launch": launch,
         "jit": described,
     }

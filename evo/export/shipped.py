@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
+from evo.errors import UsageError
 from evo.export import Contents, Exporter
 from evo.export.module import make_package, with_backward
+from evo.runtime.manifest import compiled_when_loaded
 from evo.runtime.package import DIFFERENCES
 
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
@@ -24,7 +26,9 @@ def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Cont
     too), binaries, headers, and what the database tells better. A build that nobody measured has no digest of the
     source."""
     variants = []
-    for v in (v for v in manifest["variants"] if not v["arch"].startswith("compute_")):
+    for v in (v for v in manifest["variants"] if not compiled_when_loaded(v["arch"])):
+        if v["recipe"] is None:
+            raise UsageError(f"{v['candidate']} is in a language that is not compiled where it runs: export it as a module")
         left = (*_OF_BINARY, *(["source_digest"] if v["standing"] == "compiled" else []))
         kept = {name: value for name, value in v.items() if name not in left} | _origin(v)
         if "points" in v:

@@ -1,7 +1,6 @@
 """A search as it is asked for: a frozen `Job`, which the command, a job file and `evo.search` each make by `make_job`."""
 
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -23,11 +22,10 @@ from evo.search.loop import Budget, default_max_in_flight
 from evo.search.place import HERE, Place, choose_devices, default_builders
 from evo.search.samplers import find_sampler
 from evo.search.tasks import missing_kinds
-from evo.targets import answers, find_target, target_names
+from evo.targets import answers, find_target, targets_by_rank
 
 _DEFAULT_BUDGET = Budget(seconds=60.0)
 _MOST_WORKLOADS = 256
-_CUDA_ARCH = re.compile(r"(sm|compute)_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,12 +207,13 @@ def read_place(given: Mapping[str, Any]) -> Place:
 def choose_target(kernel: Kernel, target: str | None, arch: str | None, place: Place) -> str:
     """The target named, else that of the architecture, the only one of the kernel, or the best one present. Raises
     UsageError for one that the kernel has no template for; DeviceError if nothing was named and nothing is present."""
-    if target is None and arch and _CUDA_ARCH.match(arch):
-        target = "cuda"
+    devices = [name for name in targets_by_rank() if not find_target(name).shares_cores]
+    if target is None and arch and (owners := [name for name in devices if find_target(name).owns(arch)]):
+        target = owners[0]
     elif target is None and len(kernel.dtypes) == 1:  # whether such a device is present or not
         (target,) = kernel.dtypes
     elif target is None and place.is_elsewhere:
-        target = "cuda" if "cuda" in kernel.dtypes else next(iter(kernel.dtypes))
+        target = next(filter(kernel.dtypes.__contains__, targets_by_rank()))
     target = find_target(target or _best_present()).name
     kernel.check_target(target)
     return target
@@ -222,7 +221,7 @@ def choose_target(kernel: Kernel, target: str | None, arch: str | None, place: P
 
 def _best_present() -> str:
     """cuda where a GPU answers, else cpu."""
-    for candidate in ("cuda", *(n for n in target_names() if n != "cuda")):
+    for candidate in targets_by_rank():
         if answers(candidate):
             return candidate
     raise DeviceError("neither a CUDA GPU nor a C++ compiler answers here; see: evo doctor")

@@ -3,8 +3,8 @@
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ def names_of(record: type[Any], *unstored: str) -> tuple[str, ...]:
 
 TIMING_NAMES, CHECK_NAMES = names_of(Timing), names_of(Check)
 BUILD_NAMES = names_of(Build, "source", "binary", "log")
-BINARY_NAMES = names_of(Binary, "code", "log", "triggers_dependents")
+BINARY_NAMES = names_of(Binary, "code", "log", "triggers_dependents", "launch")
 
 
 def record_of(record: type[_Record], row: Any, **other: Any) -> _Record:
@@ -125,13 +125,14 @@ def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str
 @dataclass(frozen=True, kw_only=True)
 class Detail:
     """The content of a row of `models.Detail`. cases: the gate's cases, each with the fields of `Check` in their order. log:
-    the build's log; remarks: the compiler's words about the binary."""
+    the build's log; remarks: the compiler's words about the binary; launch: what the build says of its launch."""
 
     candidate_id: int
     round: int
     cases: list[list[Any]]
     log: str = ""
     remarks: str = ""
+    launch: Mapping[str, int | str | bool] = field(default_factory=dict)
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -162,7 +163,7 @@ def _build(row: Any, detail: Detail) -> Build:
     """The build of a row, without source text and code, which are artefacts."""
     status, binary = Status(row.status), None
     if status is Status.OK:
-        binary = record_of(Binary, row, code=b"", log=detail.remarks)
+        binary = record_of(Binary, row, code=b"", log=detail.remarks, launch=dict(detail.launch))
     return record_of(Build, row, status=status, binary=binary, log=detail.log)
 
 

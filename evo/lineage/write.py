@@ -22,6 +22,7 @@ from evo.lineage import models as m
 from evo.lineage.database import command_line
 from evo.lineage.liveness import write_alone
 from evo.lineage.read import BINARY_NAMES, BUILD_NAMES, CHECK_NAMES, TIMING_NAMES, at_once
+from evo.runtime.manifest import compiled_when_loaded
 
 Row = dict[str, Any]
 
@@ -105,6 +106,7 @@ def _told(checks: Sequence[Check], build: Build | None = None) -> Row:
     told: Row = {"cases": [list(_fields(check, CHECK_NAMES).values()) for check in checks]}
     if build is not None:
         told |= {"log": clean_text(build.log), "remarks": clean_text(build.binary.log) if build.binary else ""}
+        told |= {"launch": dict(build.launch)} if build.launch else {}
     return told
 
 
@@ -141,7 +143,7 @@ def insert_candidate(
         if build.source:
             row["source_sha"] = keep("source", build.source.encode("utf-8", "surrogatepass"))
         if build.binary is not None and build.binary.code:
-            if build.arch.startswith("compute_"):
+            if compiled_when_loaded(build.arch):
                 built["binary_sha"] = keep("ptx", build.binary.code)
             elif _leads(connection, run, candidate, evaluation):
                 built["binary_sha"] = keep("binary", build.binary.code)

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import psutil
 import torch
 
 from evo.errors import LaunchError
 from evo.problem.kernel import Kernel, Tensors
+from evo.targets import target_of
 
 GUARD_BYTES = 16 << 10
 """Guard on either side of every tensor: as much as a block of 1024 threads reads in vectors of 16 bytes."""
@@ -197,7 +197,7 @@ class Workspace:
 
     def _lay_out(self, kernel: Kernel, sizes: Sequence[tuple[str, int]]) -> None:
         arguments, device = {a.name: a for a in kernel.arguments}, self.bytes.device
-        free, like = free_bytes(device), {}
+        free, like = target_of(device).free_bytes(), {}
         for name, size in sizes:
             dtype = getattr(torch, arguments[name].dtype)
             if size < 0:
@@ -240,24 +240,6 @@ class Workspace:
     def changed(self) -> str:
         """The tensors beside which memory was written, in words; empty if none was."""
         return _complaint(g for g, differs in zip(self._guards, self.changes(), strict=True) if differs)
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated."""
-    if device.type != "cuda":
-        return int(psutil.virtual_memory().available)
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + kept
-
-
-def has_room(device: torch.device, size: int) -> bool:
-    """Whether so many bytes can be allocated, also by the recording of a graph, which cannot use the memory that PyTorch's
-    allocator keeps: where it is needed, that is given back."""
-    if device.type != "cuda":
-        return free_bytes(device) >= size
-    if torch.cuda.mem_get_info(device)[0] < size:
-        torch.cuda.empty_cache()
-    return bool(torch.cuda.mem_get_info(device)[0] >= size)
 
 
 def _too_large(name: str, size: int, free: int) -> LaunchError:

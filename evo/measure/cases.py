@@ -20,6 +20,7 @@ from evo.problem import derived
 from evo.problem.data import KINDS_OF_NON_FINITE
 from evo.problem.kernel import Case, Dimension, Kernel, Tensors, Workload
 from evo.problem.repair import is_legal, quotients, repaired, resized, sized, tied_sizes
+from evo.targets import find_target
 
 if TYPE_CHECKING:
     import torch
@@ -197,12 +198,13 @@ def required_cases(kernel: Kernel, target: str, workload: Workload) -> list[Case
 
 def _end(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) -> Workload | None:
     """A workload with as much of a dimension as is affordable."""
-    most_bytes = MOST_BYTES if target == "cpu" else _END_BYTES
+    shared = find_target(target).shares_cores
+    most_bytes = MOST_BYTES if shared else _END_BYTES
     for beside in _BESIDE:
         longest = _longest(kernel, target, workload, dimension, beside, most_bytes)
         if longest >= COUNTER:
             break
-    if longest < COUNTER and target != "cpu":
+    if longest < COUNTER and not shared:
         longest = max(longest, min(COUNTER, _longest(kernel, target, workload, dimension, beside, _LARGE_BYTES)))
     made = _little(kernel, target, workload, beside, {dimension.name: longest})
     return _small(kernel, target, made, dimension.name, 4 * most_bytes) if longest else None  # with what a repair adds

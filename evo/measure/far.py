@@ -22,7 +22,7 @@ import torch
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Check
 from evo.measure import FAILING, NO_MEMORY, NO_TIME, NOT_FAR, UNLAUNCHABLE
-from evo.measure.buffers import Operands, copy_once, has_room, same
+from evo.measure.buffers import Operands, copy_once, same
 from evo.measure.cases import COUNTER, draw_inputs, free_dims, named, required_cases
 from evo.measure.gate import Call, Gate, Invocation, allocate_outputs, case_seed, poison, threads_limited
 from evo.measure.reference import expected_outputs, figures, stated_outputs
@@ -31,6 +31,7 @@ from evo.problem.repair import is_legal, sized
 from evo.problem.space import Point
 from evo.runtime.manifest import launchable
 from evo.runtime.tolerance import Expected, compare
+from evo.targets import find_target, target_of
 
 _ALIGNMENT = 64
 """Elements that a far stride is a multiple of: whatever is aligned in a dense tensor is so in the view."""
@@ -62,7 +63,7 @@ def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ..
         return tuple(named(replace(case, far=name)) for name, cases in turns for case in cases)
     shapes = [a.shape for a in kernel.arguments if {*free[:1]} & {*a.shape} and a.name not in absent]
     item = max((prod(workload.dim(n) for n in shape if n != free[0]) for shape in shapes), default=0)
-    if target != "cuda" or not item:
+    if find_target(target).shares_cores or not item:
         return ()
     sizes = [-(-elements // item) + _BEYOND for elements in (_WRAP, 2 * _WRAP)]
     if item * COUNTER < _WRAP and all(c.workload.dim(free[0]) < COUNTER for c in required_cases(kernel, target, workload)):
@@ -91,7 +92,7 @@ def far_checks(gate: Gate, call: Call, point: Point, cases: Sequence[Case]) -> I
         if made[case.far] >= (1 if late else _EACH):
             continue
         try:
-            check = NO_TIME if late else _check(gate, call, gate.sequence(point, case.workload), case)
+            check = NO_TIME if late else _check(gate, call, gate.sequence(call, point, case.workload), case)
         except KernelError:  # at what its statement allows
             check = FAILING
         if isinstance(check, str):
@@ -169,8 +170,8 @@ def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Gen
 
 def _reserve(size: int, device: torch.device) -> torch.Tensor | None:
     """uint8 [size], of any content; None where there is no room."""
-    if device.type == "cuda":
-        return torch.empty(size, dtype=torch.uint8, device=device) if has_room(device, size + _SPARE_BYTES) else None
+    if not (target := target_of(device)).shares_cores:
+        return torch.empty(size, dtype=torch.uint8, device=device) if target.has_room(size + _SPARE_BYTES) else None
     with suppress(OSError, ValueError):  # shared: a limit on a process's data is not for what it does not touch
         if sys.platform == "linux":
             region = mmap.mmap(-1, size + 8, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
@@ -193,7 +194,7 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     size = sum(dtypes[name].itemsize * elements for name, elements in sequence.workspace)
     for name in (n for n in axes if n not in content or content[n] is not None):
         size += dtypes[name].itemsize * prod(case.workload.dim(n) for n in shapes[name])
-    if not alone or not has_room(generator.device, size + _SPARE_BYTES):
+    if not alone or not target_of(generator.device).has_room(size + _SPARE_BYTES):
         return NO_MEMORY if alone else NOT_FAR
 
     def parts(name: str, whole: torch.Tensor) -> list[torch.Tensor]:

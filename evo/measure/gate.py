@@ -55,7 +55,7 @@ from evo.problem.kernel import Case, Kernel, Launch, LaunchSequence, Tensors, Wo
 from evo.problem.space import Point
 from evo.runtime.manifest import launchable
 from evo.runtime.tolerance import FINDINGS, Expected, compare, findings, verdict
-from evo.targets import Hazards, Session
+from evo.targets import Hazards, Session, find_target
 
 _NUMBER = re.compile(r"[-\d.]+(e[-+]?\d+)?|\b(inf|nan)\b")
 _SMALLER_CASES, _SMALLER_S = 100, 0.25
@@ -156,7 +156,7 @@ class Gate:
 
     def __init__(self, kernel: Kernel, target: str, session: Session, seed: int) -> None:
         self.kernel, self.target, self.session, self.seed = kernel, target, session, seed
-        self._hazards = session.hazards
+        self._hazards, self._shares_cores = session.hazards, find_target(target).shares_cores
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
         self._held: list[torch.Tensor] = []
         self._sum = 0
@@ -176,12 +176,12 @@ class Gate:
                 trials = tuple(map(self._repeatable, made.trials))
                 self._prepared[case, repeated] = replace(made, trials=trials)
             return self._prepared[case, repeated]
-        on_cpu = self.session.device.type == "cpu"
-        alone = on_cpu and self.kernel.cost(case.workload).bytes <= MOST_BYTES
+        shared = self._shares_cores
+        alone = shared and self.kernel.cost(case.workload).bytes <= MOST_BYTES
         with threads_limited(1 if alone else 0):
             made = self._make(case, repeated=repeated, kept=False)
         # A case that is drawn for one candidate is called from fewer threads, too, as by a model.
-        threads = 1 + made.seed % torch.get_num_threads() if on_cpu else 0
+        threads = 1 + made.seed % torch.get_num_threads() if shared else 0
         return replace(made, alone=alone, trials=tuple(replace(t, threads=threads) for t in made.trials))
 
     def _make(self, case: Case, *, repeated: bool, kept: bool) -> PreparedCase:
@@ -198,7 +198,7 @@ class Gate:
             return made
 
         data = draw_inputs(self.kernel, case, generator)
-        wide = device.type == "cuda" or repeated or not kept
+        wide = not self._shares_cores or repeated or not kept
         layout = Layout(data, outputs, case.offset, guard_bytes=WIDE_GUARD_BYTES if wide else GUARD_BYTES)
         expected = expected_outputs(self.kernel, data, case.workload, case.data)
         here, plain = Memory(layout, device), image(data, expected, NAN)
@@ -287,7 +287,7 @@ class Gate:
         own = (self.prepare(case, repeated=not number) for number, case in enumerate(cases))
         for prepared in chain(own, drawn):
             try:
-                sequence = self.sequence(point, prepared.case.workload)
+                sequence = self.sequence(call, point, prepared.case.workload)
                 if checks and not all(launchable(launch.grid) for launch in sequence.launches):
                     self.left_out[prepared.case.name] = UNLAUNCHABLE
                     continue
@@ -313,8 +313,9 @@ class Gate:
             checks += [smallest] if smallest is not None else []
         return tuple(checks)
 
-    def sequence(self, point: Point, workload: Workload) -> LaunchSequence:
-        return self.kernel.sequence(self.target, point, workload, self.session.limits)
+    def sequence(self, call: Call, point: Point, workload: Workload) -> LaunchSequence:
+        """The launches of loaded code, which may have parts of them itself (`evo.targets.Loaded`)."""
+        return self.kernel.sequence(self.target, point, workload, self.session.limits, getattr(call, "launch", {}))
 
     def _smallest(self, call: Call, point: Point, failed: Case, reason: str, *, repeated: bool) -> Check | None:
         """The check of the smallest and plainest case found that still fails for the same reason, numbers aside: one thing
@@ -331,7 +332,7 @@ class Gate:
                 tried.add(simple)
                 try:
                     prepared = self.prepare(simple, repeated=repeated, kept=False)
-                    check = self.check(call, self.sequence(point, simple.workload), prepared)
+                    check = self.check(call, self.sequence(call, point, simple.workload), prepared)
                 except (EvoError, RuntimeError, MemoryError):
                     return found  # a launch that fails may have broken the device
                 if not check.passed and _NUMBER.sub("", check.reason) == kind:

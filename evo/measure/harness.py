@@ -10,12 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
 
-import torch
-
 from evo.errors import KernelError, LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
 from evo.measure import FAILING, NO_MEMORY, NO_TIME, RaceRequest, RaceResult, Request
-from evo.measure.buffers import free_bytes, has_room
 from evo.measure.cases import MOST_BYTES, random_case_of
 from evo.measure.clock import CLOSE, USUAL_RACES, Protocol, calls_for, race, sets_for, summarise, usual_us
 from evo.measure.far import far_checks
@@ -93,7 +90,8 @@ class TimingHarness:
 
     def __init__(self, kernel: Kernel, target: str, workload: Workload, session: Session, seed: int) -> None:
         self.kernel, self._target, self._workload, self._session = kernel, target, workload, session
-        self._shares_cores = find_target(target).shares_cores
+        self._machine = find_target(target)
+        self._shares_cores = self._machine.shares_cores
         self._seed = seed
         self.gate = Gate(kernel, target, session, seed)
         self._replays: dict[tuple[Protocol, int], Replay] = {}
@@ -112,7 +110,7 @@ class TimingHarness:
     @cached_property
     def set_count(self) -> int:
         """Number of buffer sets. Raises UsageError if two, and the reference of one, do not fit the memory that is free."""
-        needed, free = _LEAST_SETS * self._set_bytes + self._reference_bytes, free_bytes(self._session.device)
+        needed, free = _LEAST_SETS * self._set_bytes + self._reference_bytes, self._machine.free_bytes()
         if needed > free:
             raise UsageError(
                 f"workload {self._workload.key} needs {needed / 2**30:.1f} GiB to be gated and timed, and"
@@ -121,9 +119,8 @@ class TimingHarness:
         return self._sets(free)
 
     def _sets(self, free: int) -> int:
-        device, walk = self._session.device, _WALK_BYTES[self._shares_cores]
-        memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else free
-        return sets_for(self._set_bytes, self._session.limits.cache_bytes, memory, walk)
+        memory = free if self._shares_cores else self._machine.memory_bytes()
+        return sets_for(self._set_bytes, self._session.limits.cache_bytes, memory, _WALK_BYTES[self._shares_cores])
 
     @property
     def _set_bytes(self) -> int:
@@ -138,7 +135,7 @@ class TimingHarness:
     def wanted_bytes(self) -> int:
         """Memory that judging takes beyond the memory that is held: results that the samples of two contenders keep; and the
         data, until they are made."""
-        sets = self._sets(free_bytes(self._session.device)) * self._set_bytes
+        sets = self._sets(self._machine.free_bytes()) * self._set_bytes
         return 2 * sets if "data" in vars(self) else 3 * sets + self._reference_bytes
 
     @cached_property
@@ -153,8 +150,8 @@ class TimingHarness:
         assert self.data.arena.sets
         roofline_of(self._session)
 
-    def sequence(self, genome: Genome) -> LaunchSequence:
-        return self.kernel.sequence(self._target, genome.parameters, self._workload, self._session.limits)
+    def sequence(self, loaded: Loaded, genome: Genome) -> LaunchSequence:
+        return self.gate.sequence(loaded, genome.parameters, self._workload)
 
     def candidate(self, loaded: Loaded, sequence: LaunchSequence) -> Contender:
         """Raises LaunchError if there is no room for its workspace."""
@@ -309,7 +306,7 @@ class TimingHarness:
         assert build.binary is not None
         if build.binary.triggers_dependents:
             raise LaunchError(_TRIGGERS_DEPENDENTS)
-        return self._session.load(build.binary, self.kernel.entry)
+        return self._session.load(build.binary, str(build.launch.get("entry", self.kernel.entry)))
 
     def _gate(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""
@@ -341,7 +338,7 @@ class TimingHarness:
         self._case = None
         if "data" in vars(self) and self._draws > 1:
             self.data.draw()
-        if has_room(self._session.device, _CASE_SETS * self._set_bytes + self._reference_bytes):
+        if self._machine.has_room(_CASE_SETS * self._set_bytes + self._reference_bytes):
             case = random_case_of(self.kernel, self._target, self._workload, self._seed + self._draws)
             self._case = next(self._drawn((case,)), None)
             self._session.synchronize()
@@ -353,7 +350,7 @@ class TimingHarness:
         for case in cases:
             try:
                 moved = self.kernel.cost(case.workload).bytes
-                fits = moved <= MOST_BYTES or has_room(self._session.device, _CASE_BYTES * moved)
+                fits = moved <= MOST_BYTES or self._machine.has_room(_CASE_BYTES * moved)
                 why = NO_TIME if time.perf_counter() > ends else "" if fits else NO_MEMORY
                 if not why:
                     yield self.gate.prepare(case, kept=False)
@@ -376,7 +373,7 @@ class TimingHarness:
     def _clock(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""
         started = time.perf_counter()
-        candidate = self.candidate(loaded, self.sequence(request.genome))
+        candidate = self.candidate(loaded, self.sequence(loaded, request.genome))
         timings, check = self._time_candidate(request, candidate)
         status = Status.WRONG
         if check.passed and (reason := self.begins_early(candidate)):
@@ -406,7 +403,7 @@ class TimingHarness:
                 return timings, checks["candidate"]
             raise
         with closing(loaded):
-            other = self.candidate(loaded, self.sequence(incumbent.genome))
+            other = self.candidate(loaded, self.sequence(loaded, incumbent.genome))
             timings, checks = race({"candidate": candidate, "incumbent": other, **entries}, reference_us=usual)
         return timings, checks["candidate"]
 
@@ -437,7 +434,8 @@ class TimingHarness:
         baselines: dict[str, Contender] = {}
         for name, genome, built in request.contenders:
             try:
-                candidate = self.candidate(loaded.enter_context(closing(self._load(built))), self.sequence(genome))
+                code = loaded.enter_context(closing(self._load(built)))
+                candidate = self.candidate(code, self.sequence(code, genome))
                 if reason := self.begins_early(candidate):
                     refused[name] = reason
                 else:
@@ -448,7 +446,7 @@ class TimingHarness:
                     raise
         for name in dict.fromkeys((reference.name, *request.baselines)):
             baseline = self.kernel.baseline(name)
-            if request.target not in baseline.targets:
+            if not baseline.runs_on(request.target):
                 continue
             reason = "" if baseline.role == "ceiling" else self.check_baseline(baseline)
             if reason and name != reference.name:

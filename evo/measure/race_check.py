@@ -18,12 +18,7 @@ from evo.measure.gate import allocate_outputs
 from evo.measure.reference import expected_outputs, figures
 from evo.problem.kernel import Kernel, Tensors, Workload
 from evo.runtime.tolerance import Expected, findings, verdict
-from evo.targets import Replay, Session
-
-_SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
-"""Bytes of outputs that are summed after a sample."""
-_COMPARED_ELEMENTS = {"cuda": 1 << 62, "cpu": 1 << 18}
-"""Elements of an output that are compared with float64 in a race: on a GPU all, on a CPU some rows."""
+from evo.targets import Replay, Session, target_of
 
 
 class TimedData:
@@ -41,7 +36,7 @@ class TimedData:
         for memory in self.arena.sets:
             memory.write(self._drawn())
         output_bytes = sum(s.end - s.start for s in layout.spans if s.is_output)
-        self.summed_sets = max(1, _SUMMED_BYTES[self._device.type] // max(1, output_bytes))
+        self.summed_sets = max(1, target_of(self._device).summed_bytes // max(1, output_bytes))
         self._sums = self.arena.fixed_sums()
 
     def _drawn(self) -> Tensors:
@@ -52,7 +47,7 @@ class TimedData:
         self.expected, self._compared = tuple[Expected, ...](), list[Expected]()  # their memory counts as free
         self.inputs = self._drawn()
         self.expected = expected_outputs(self._kernel, self.inputs, self._workload)
-        most = _COMPARED_ELEMENTS[self._device.type]
+        most = target_of(self._device).compared_elements
         self._rows = {e.name: None if e.ties else _some_rows(e.reference, most) for e in self.expected}
         self._compared = [self._some(e) for e in self.expected]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from evo.errors import KernelError
-from evo.measure.buffers import has_room
 from evo.problem.kernel import Argument, Case, Kernel, Tensors, Tolerance, Workload
 from evo.problem.stated import call_stated, mistake, wrong_outputs
 from evo.runtime.tolerance import Expected, expected, expected_exactly, input_roundings
+from evo.targets import target_of
 
 _FEW_ELEMENTS, _DRAWS = 1 << 14, 8
 """Among so few elements of the outputs the largest change is luck, too: the largest of so many draws is taken."""
@@ -131,7 +131,7 @@ def _roundings(
     if not references or elements > _MOST_ELEMENTS:
         return {}
     device = next(iter(references.values())).device
-    if not has_room(device, _COPIES * 8 * elements):
+    if not target_of(device).has_room(_COPIES * 8 * elements):
         return {}
     few = sum(t.numel() for t in references.values()) <= _FEW_ELEMENTS
     unit = torch.finfo(torch.float64 if workload.dtype == "float64" else torch.float32).eps / 2

@@ -9,11 +9,8 @@ from functools import cache, partial
 import torch
 
 from evo.problem.kernel import Cost
-from evo.targets import Session
+from evo.targets import Session, target_of
 
-_MARGIN = {"cuda": 0.9, "cpu": 0.5}
-"""The share of a measured bound that is still believed: the probes may miss the device's best by as much, the more so on
-cores that others use."""
 _DOUBTS = 4
 """Number of times that the rates are measured again before a time is refused."""
 _MEMORY_MULTIPLE, _LEAST_MEMORY_BYTES = 4, 256 << 20
@@ -36,7 +33,7 @@ class Roofline:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self._session, self._target = session, target_of(session.device)
         self._rates: tuple[float, ...] = _rates(session)
         """The best rates seen: bytes a second of the memory and of the cache, operations a second."""
 
@@ -47,7 +44,7 @@ class Roofline:
                 self._rates = tuple(map(max, self._rates, _rates(self._session)))
             memory, cache, arithmetic = self._rates
             bound_us = 1e6 * max(cost.bytes / (cache if in_cache else memory), cost.flops / (cost.rate * arithmetic))
-            least_us = _MARGIN[self._session.device.type] * bound_us
+            least_us = self._target.believed_share * bound_us
             if us >= least_us:
                 return ""
         return (
@@ -61,7 +58,7 @@ roofline_of = cache(Roofline)
 
 def _rates(session: Session) -> tuple[float, float, float]:
     """Bytes a second of the memory and of the cache, operations a second. Takes some hundred milliseconds at most."""
-    if session.device.type == "cpu":
+    if target_of(session.device).shares_cores:
         return _rates_of_cores(session)
     cache_bytes = session.limits.cache_bytes
     memory = _bandwidth(session, max(_MEMORY_MULTIPLE * cache_bytes, _LEAST_MEMORY_BYTES), repeats=1)

@@ -15,6 +15,7 @@ from evo.problem.data import KINDS_OF_NON_FINITE, draw
 from evo.problem.kernel import Argument, Case, Cost, Kernel, Tensors, Workload
 from evo.problem.repair import quotients, repaired, resized, tied_sizes
 from evo.problem.space import Value
+from evo.runtime.manifest import on_own_cores
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +126,7 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
             add(data, changed, offset)
     if free:  # more than a persistent grid takes at once, and no whole number of its steps
         many = max(1, own[free[0]] * _MANY // max(1, elements(workload)))
-        many = many if target == "cuda" else min(max(own[free[0]], _ROWS), many)
+        many = min(max(own[free[0]], _ROWS), many) if on_own_cores(target) else many
         while many and not add(first, {free[0]: many | 1}):
             many //= 2
     return tuple(found.values())

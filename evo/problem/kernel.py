@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from pathlib import Path
 from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem.data import DATA as DATA  # a kernel.py takes these from here
 from evo.problem.data import draw as draw
-from evo.problem.space import Space, Value, parse_number
+from evo.problem.space import Space, Value, parse_number, tied
 from evo.problem.stated import check_statement
 from evo.runtime.manifest import LaunchPlan as LaunchPlan
 
@@ -122,12 +121,8 @@ class Limits:
     blocks_per_multiprocessor: int = 24
     cache_bytes: int = 0
     """L2 of the GPU, last-level cache of the CPU."""
-
-    @property
-    def capability(self) -> int:
-        """89 for sm_89 and sm_89a; 0 where the architecture is no GPU."""
-        found = re.match(r"(?:sm|compute)_(\d+)", self.arch)
-        return int(found.group(1)) if found else 0
+    capability: int = 0
+    """Compute capability, times ten: 89 of a GPU that is sm_89; 0 of what is no GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +222,11 @@ class Baseline:
     name: str
     role: Literal["reference", "ceiling", "peer"]
     call: Callable[[Tensors, Workload], object]
-    targets: tuple[str, ...] = ("cuda", "cpu")
+    targets: tuple[str, ...] = ()
+    """Left out: all."""
+
+    def runs_on(self, target: str) -> bool:
+        return not self.targets or target in self.targets
 
 
 def _left_out(*_: object) -> Any:
@@ -239,7 +238,7 @@ def _left_out(*_: object) -> Any:
 class Kernel:
     """The problem that templates solve. What is left out is derived from the arguments' shapes, as each field says.
 
-    Texts stand for workloads, and a Space for one that is the same for every workload.
+    Texts stand for workloads, and a Space (or a mapping of several) for one that is the same for every workload.
     """
 
     name: str
@@ -252,7 +251,8 @@ class Kernel:
     workloads: Mapping[str, tuple[Workload, ...]]
     """By target: what a search runs when none is named."""
     space: Callable[[str, Workload, Limits], Space]
-    """(target, workload, limits): with a legal default."""
+    """(target, workload, limits): with a legal default. A mapping of names to spaces where a target has several templates,
+    TARGET.NAME.SUFFIX.j2: those that are of use there, each with its space. `point["template"]` is then the name."""
     plan: Callable[[str, Mapping[str, Value], Workload], LaunchPlan | tuple[LaunchPlan, ...]]
     """(target, point, workload): launch geometry, for any value of the dimensions that are not compiled in. A tuple:
     launches that follow one another. All their entry points take the same arguments; `entry` is one in every source."""
@@ -362,8 +362,8 @@ class Kernel:
             kinds = {float: "opmath", int: "int64"}  # a bool is neither
             numbers = [(n, kinds[type(v)]) for n, v in self.options.items() if type(v) in kinds]
             yield "arguments", (*self.arguments, *sizes, *(Argument(name=n, kind="scalar", dtype=d) for n, d in numbers))
-        if isinstance(space := self.space, Space):
-            yield "space", lambda target, workload, limits: space
+        stated = self.space if callable(self.space) else lambda *given, space=self.space: space
+        yield "space", wraps(stated)(lambda *given: tied(found) if isinstance(found := stated(*given), Mapping) else found)
         roles, made = {b.role for b in self.baselines}, list[Baseline]()
         if "reference" not in roles:
             made.append(Baseline(name="torch", role="reference", call=MethodType(derived.call_reference, self)))
@@ -499,15 +499,25 @@ class Kernel:
             options=tuple((k, v) for k, v in workload.options if k in fixed),
         )
 
-    def plans(self, target: str, point: Mapping[str, Value], workload: Workload) -> tuple[LaunchPlan, ...]:
-        """Of all launches, in order; each names its entry point. Raises KernelError if there is none."""
+    def plans(
+        self, target: str, point: Mapping[str, Value], workload: Workload, built: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[LaunchPlan, ...]:
+        """Launch plans in order; each names its entry point. built: `Binary.launch`, which goes before what `plan` gives.
+        Raises KernelError if there is none."""
         found = self.plan(target, point, workload)
         plans = (found,) if isinstance(found, LaunchPlan) else found
         if not plans:
             raise KernelError(f"kernel {self.name!r}: `plan` gives no launch at {dict(point)}")
-        return tuple(replace(plan, entry=plan.entry or self.entry) for plan in plans)
+        return tuple(replace(plan, **{"entry": plan.entry or self.entry, **built}) for plan in plans)
 
-    def sequence(self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits) -> LaunchSequence:
+    def sequence(
+        self,
+        target: str,
+        point: Mapping[str, Value],
+        workload: Workload,
+        limits: Limits,
+        built: Mapping[str, Any] = MappingProxyType({}),
+    ) -> LaunchSequence:
         launches = (
             Launch(
                 grid=plan.grid(dict(workload.dims), limits.multiprocessors),
@@ -518,7 +528,7 @@ class Kernel:
                 programmatic=plan.programmatic,
                 entry=plan.entry,
             )
-            for plan in self.plans(target, point, workload)
+            for plan in self.plans(target, point, workload, built)
         )
         sizes = ((a.name, a.size(target, point, workload)) for a in self.arguments if a.size is not None)
         dims = dict(workload.dims)

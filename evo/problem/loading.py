@@ -10,11 +10,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Protocol
 
+from evo.discovery import find_plugin, own_names
 from evo.errors import EvoError, KernelError, UnknownNameError, UsageError
 from evo.problem.kernel import FUNCTION_FILES, Kernel
 from evo.problem.stated import check_statement, told
@@ -68,7 +70,34 @@ def unfilled(path: Path) -> list[tuple[int, str]]:
 
 # -- the files that decide a search -------------------------------------------------------------------------------
 
-_SOURCES = (".py", ".j2", ".cu", ".cpp", ".cuh", ".h")
+class Notation(Protocol):
+    """What reading and rendering a kernel has to know of a language (`evo.targets.Language`)."""
+
+    name: str
+    targets: tuple[str, ...]
+    """The devices that its templates are for."""
+    suffix: str
+    """The end of a rendered source's name, such as .cpp. A template is called TARGET, then this, then .j2."""
+    headers: tuple[str, ...]
+    """The suffixes of what its sources may include."""
+    plain: bool
+    """Whether a source without Jinja, whose parameters are macros, may be a template. Of another package's languages only
+    one with a suffix that evo's own have, too."""
+    entry_point: re.Pattern[str] | None
+    """Finds the entry points that a plain source declares, by groups `name` and `linkage`; None if any name may be one."""
+
+
+def own_notations() -> list[Notation]:
+    """Those of evo's own languages."""
+    return [find_plugin("language", name) for name in own_names("language")]
+
+
+@cache
+def _sources() -> frozenset[str]:
+    """The suffixes of files that may decide a search."""
+    return frozenset({".py", ".j2"}.union(*((notation.suffix, *notation.headers) for notation in own_notations())))
+
+
 _EXPORTED = [Path(name).stem for name in FUNCTION_FILES]
 """What is for exports alone, unless kernel.py imports it: the names of files without their suffixes."""
 _SHARED_NAME = re.compile(rb"""["'<](_\w+)/((?:\{\{.*?\}\}|\{%.*%\}|[\w./-])*)""")
@@ -85,9 +114,9 @@ def kernel_files(folder: Path) -> dict[str, bytes]:
     """
     own, others = dict(_files_below(folder)), dict[str, Path]()
     for family in template_root().glob("_*"):
-        others |= {f"{family.name}/{name}": path for name, path in _files_below(family) if path.suffix in _SOURCES}
+        others |= {f"{family.name}/{name}": path for name, path in _files_below(family) if path.suffix in _sources()}
     others |= own
-    waiting = [name for name, path in own.items() if path.suffix in _SOURCES and path.stem not in _EXPORTED]
+    waiting = [name for name, path in own.items() if path.suffix in _sources() and path.stem not in _EXPORTED]
     found = dict[str, bytes]()
     while waiting:
         if (name := waiting.pop()) not in found:

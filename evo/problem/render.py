@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from traceback import walk_tb
 from types import SimpleNamespace
@@ -17,11 +18,12 @@ from jinja2 import nodes
 from jinja2.meta import find_referenced_templates
 from jinja2.sandbox import SandboxedEnvironment
 
+from evo.discovery import find_plugin, plugin_names
 from evo.errors import TemplateError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Limits, Workload
-from evo.problem.loading import template_root
-from evo.problem.space import Value
+from evo.problem.loading import Notation, own_notations, template_root
+from evo.problem.space import TEMPLATE, Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,7 @@ class Source:
 
     text: str
     target: str
+    language: str
     entry: str
     flags: tuple[str, ...] = ()
     include_dirs: tuple[str, ...] = ()
@@ -104,18 +107,21 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
     In a plain source, parameters, dimensions and options are macros.
     Raises TemplateError with the file, the line and what is wrong.
     """
-    file, binding, point = _template_file(kernel, target), kernel.binding(target, workload), _Asked(genome.parameters)
+    file, notation = _template_file(kernel, target, genome)
+    binding, point = kernel.binding(target, workload), _Asked(genome.parameters)
     flags = tuple(kernel.compile_flags(target, point))
     values = {**kernel.inactive.get(target, {}), **genome.parameters}
     if file.suffix == ".j2":
         text = _fill(kernel, file.name, SimpleNamespace(**values), binding, arch)
     else:
         kernel.plan(target, point, workload)
-        sizes = {**dict(binding.dims), **dict(binding.options)}
-        text = define_macros(file, kernel.entry, {**sizes, **values}, genome.parameters.keys() - point.asked)
+        macros = {**dict(binding.dims), **dict(binding.options), **values}
+        macros.pop(TEMPLATE, None)  # which chose the file, and is a word of C++
+        text = define_macros(file, notation, kernel.entry, macros, genome.parameters.keys() - point.asked)
     return Source(
         text=text,
         target=target,
+        language=notation.name,
         entry=kernel.entry,
         flags=flags,
         include_dirs=(str(kernel.folder), str(template_root())),
@@ -126,39 +132,69 @@ def unread_parameters(
     kernel: Kernel, target: str, limits: Limits, points: Iterable[tuple[Workload, Genome]]
 ) -> list[str]:
     """Parameters whose value nothing reads: no part of the Jinja template, nor launches, workspace and compile flags at any
-    of these points, which render. Empty where the name of an included part is computed, and for a plain source, of which
-    `render` refuses them."""
-    file, environment = _template_file(kernel, target), template_environment(kernel.folder, template_root())
-    read, known, pending, parts = set[str](), set[str](), [file.name], set[str]()
-    there = set(environment.list_templates())
-    while pending and file.suffix == ".j2":
+    of these points, which render. None of a template where the name of an included part is computed, and of a plain source,
+    of which `render` refuses them."""
+    of_file: dict[Path, list[tuple[Workload, Genome]]] = {}
+    for workload, genome in points:
+        of_file.setdefault(_template_file(kernel, target, genome)[0], []).append((workload, genome))
+    unread = set[str]()
+    for file, own in of_file.items():
+        if (read := _read_in(kernel, file)) is None:
+            continue
+        for workload, genome in own:
+            point = _Asked(genome.parameters)
+            kernel.compile_flags(target, point)
+            kernel.sequence(target, point, workload, limits)
+            read |= point.asked
+        unread |= {name for _, genome in own for name in genome.parameters} - read
+    return sorted(unread)
+
+
+def _read_in(kernel: Kernel, file: Path) -> set[str] | None:
+    """What a Jinja template and what it includes read; None where the name of an included part is computed, and for a plain
+    source."""
+    if file.suffix != ".j2":
+        return None
+    environment = template_environment(kernel.folder, template_root())
+    read, pending, parts, there = {TEMPLATE}, [file.name], set[str](), set(environment.list_templates())
+    while pending:
         parts.add(name := pending.pop())
         tree = environment.parse(Path(environment.get_template(name).filename or "").read_text(encoding="utf-8"))
         read |= {node.attr for node in tree.find_all(nodes.Getattr)}
         read |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
         included = set(find_referenced_templates(tree))
         if None in included:
-            return []
+            return None
         pending += there & included - parts
-    for workload, genome in points if parts else ():
-        point = _Asked(genome.parameters)
-        kernel.compile_flags(target, point)
-        kernel.sequence(target, point, workload, limits)
-        read |= point.asked
-        known |= genome.parameters.keys()
-    return sorted(known - read)
+    return read
 
 
-def _template_file(kernel: Kernel, target: str) -> Path:
-    """A kernel's one template for a target: named after it and its language, and j2 if it is Jinja. Raises TemplateError."""
-    found = sorted(p for p in kernel.folder.glob(f"{target}.*") if p.suffix == ".j2" or p.suffix in _PLAIN)
-    if len(found) != 1:
-        raise TemplateError(
-            f"kernel {kernel.name!r} needs one template for target {target} in {kernel.folder}, {target}.LANGUAGE.j2, such"
-            " as cuda.cu.j2 or cpu.cpp.j2, or a source whose parameters are macros, cuda.cu or cpu.cpp; it has"
-            f" {', '.join(p.name for p in found) or 'none'}"
-        )
-    return found[0]
+def _template_file(kernel: Kernel, target: str, genome: Genome) -> tuple[Path, Notation]:
+    """The template of a genome, and its language: a kernel's one for the target, TARGET.SUFFIX, or of several the one that
+    the genome names, TARGET.TEMPLATE.SUFFIX; and .j2 behind that if it is Jinja. Raises TemplateError."""
+    own = own_notations()
+    stem = f"{target}.{genome.parameters[TEMPLATE]}" if TEMPLATE in genome.parameters else target
+    plain = {f"{stem}{n.suffix}" for n in own if n.plain}
+    found = sorted(
+        p for p in kernel.folder.glob(f"{stem}.*") if p.name in plain or re.fullmatch(r"\.\w+\.j2", p.name[len(stem) :])
+    )
+    if len(found) == 1:
+        suffix = found[0].name.removeprefix(stem).removesuffix(".j2")
+        others = (find_plugin("language", name) for name in plugin_names("language"))  # which takes longer
+        for notation in chain(own, others):
+            if notation.suffix == suffix and target in notation.targets:
+                return found[0], notation
+        raise TemplateError(f"{found[0]} is in no language for target {target}: {_known_suffixes(target)}")
+    raise TemplateError(
+        f"kernel {kernel.name!r} needs one template for target {target} in {kernel.folder}, {stem}.SUFFIX.j2, or a source"
+        f" whose parameters are macros, {stem}.SUFFIX; it has {', '.join(p.name for p in found) or 'none'}:"
+        f" {_known_suffixes(target)}"
+    )
+
+
+def _known_suffixes(target: str) -> str:
+    known: list[Notation] = [find_plugin("language", name) for name in plugin_names("language")]
+    return "; ".join(f"{n.suffix} is {n.name}" for n in known if target in n.targets) or f"there is none for {target}"
 
 
 # -- a template in Jinja ------------------------------------------------------------------------------------------
@@ -189,13 +225,8 @@ def _place(error: BaseException, file: Path) -> str:
 
 # -- a template without Jinja -------------------------------------------------------------------------------------
 
-_PLAIN = (".cu", ".cpp")
 _SKIPPED = re.compile(r'//[^\n]*|/\*.*?\*/|(?!"C")"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
-ENTRY_POINT = re.compile(
-    r'(?P<linkage>extern\s*"C"\s*)?__global__(?:[^;{}()]|\([^;{}]*?\))*?\b(?!__\w+__)(?P<name>\w+)\s*\('
-)
-"""A CUDA kernel in the code of a source, up to its parameters; linkage: if it is stated to be C's."""
 _DEFINITION = re.compile(
     r"^[ \t]*(?:#[ \t]*define[ \t]+(\w+)(?![\w(])((?:\\\n|[^\n])*)"
     r"|(?:static[ \t]+)?const(?:expr)?[ \t]+[\w \t]+?\b(\w+)[ \t]*=[ \t]*(\d+)[uUlL]*[ \t]*;)",
@@ -225,7 +256,9 @@ def uses(code: str) -> Counter[str]:
     return names - Counter(name for name, _, _ in definitions(code))
 
 
-def define_macros(file: Path, entry: str, values: Mapping[str, Value], needed: Collection[str]) -> str:
+def define_macros(
+    file: Path, notation: Notation, entry: str, values: Mapping[str, Value], needed: Collection[str]
+) -> str:
     """The source behind a `#define` of each value that it uses, less its own definitions of these names.
 
     needed: what has no effect but by a macro. Raises TemplateError for one that the source does not use, for a source
@@ -249,8 +282,8 @@ def define_macros(file: Path, entry: str, values: Mapping[str, Value], needed: C
                 " belongs, or take it out of the space in kernel.py"
             )
     edits = [(*place, "\n" * code.count("\n", *place)) for name, _, place in definitions(code) if name in macros]
-    entries = list(ENTRY_POINT.finditer(code))
-    if entry not in ({e["name"] for e in entries} if file.suffix == ".cu" else used):
+    entries = list(notation.entry_point.finditer(code)) if notation.entry_point else []
+    if entry not in ({e["name"] for e in entries} if notation.entry_point else used):
         known = ", ".join(dict.fromkeys(e["name"] for e in entries)) or "none"
         raise TemplateError(
             f"{file} has no entry point {entry!r}, it has {known}: give kernel.py the function's name as `entry`"

@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -21,6 +21,9 @@ Value = bool | int | float | str
 Point = dict[str, Value]
 _D = TypeVar("_D")
 _N = TypeVar("_N", int, float)
+
+TEMPLATE = "template"
+"""The structural parameter that names a point's template, where a kernel has several for a target."""
 
 _SAMPLE_ATTEMPTS = 5_000
 _WALK_ROUNDS = 4
@@ -376,6 +379,60 @@ class Space:
                     f"parameter {name} cannot be held at {fixed[name]}: it has an effect only with {other}={wanted}{held};"
                     " leave one of the two out"
                 )
+
+
+def tied(spaces: Mapping[str, Space]) -> Space:
+    """The space of a kernel with several templates: `TEMPLATE`, whose values are their names, and the parameters of each,
+    active where it is chosen. A parameter that several have is one, with the values that the chosen template's has.
+
+    Raises SpaceError for one that is conditional on something else in another template, or ordinal there and here not.
+    """
+    known: dict[str, Parameter] = {}
+    of: dict[str, dict[str, tuple[Value, ...]]] = {}
+    for template, space in spaces.items():
+        for p in space.parameters:
+            first = known.setdefault(p.name, p)
+            if (type(first), first.when) != (type(p), p.when):
+                raise SpaceError(
+                    f"parameter {p.name!r} of template {template!r} has another condition or kind than that of"
+                    f" {next(iter(of[p.name]))!r}: give it a name of its own"
+                )
+            of.setdefault(p.name, {})[template] = p.values
+            values = dict.fromkeys((*first.values, *p.values))
+            known[p.name] = replace(first, values=tuple(sorted(values) if isinstance(p, Ordinal) else values))
+    choice = Categorical(name=TEMPLATE, values=tuple(spaces), why="another algorithm, or language", structural=True)
+    parts = (replace(p, when=(When(parameter=TEMPLATE, values=tuple(of[n])), *p.when)) for n, p in known.items())
+    first_values = {p.name: p.values[0] for space in reversed([*spaces.values()]) for p in space.parameters}
+    defaults = {name: value for space in reversed([*spaces.values()]) for name, value in space.default.items()}
+    own = [(template, point) for template, space in spaces.items() for point in space.initial_points]
+    others = [(template, space.complete(space.default)) for template, space in [*spaces.items()][1:]]
+    return Space(
+        parameters=(choice, *parts),
+        constraints=tuple(c for template, space in spaces.items() for c in _constraints_of(template, space, of)),
+        default={**first_values, **defaults},
+        initial_points=tuple({TEMPLATE: template, **point} for template, point in (*others, *own)),
+    )
+
+
+def _constraints_of(
+    template: str, space: Space, of: Mapping[str, Mapping[str, tuple[Value, ...]]]
+) -> Iterator[Constraint]:
+    """Those of one template's space, where it is chosen; and that shared parameters have its own values."""
+
+    def where_chosen(holds: Callable[[Mapping[str, Value]], bool]) -> Callable[[Mapping[str, Value]], bool]:
+        return lambda point: point[TEMPLATE] != template or holds(point)
+
+    for c in space.constraints:
+        yield replace(c, holds=where_chosen(c.holds))
+    for p in space.parameters:
+        if any(values != p.values for values in of[p.name].values()):
+            known = ", ".join(map(str, p.values))
+            own = where_chosen(partial(_has_value_of, p))
+            yield Constraint(name=f"{p.name} of {template}", holds=own, reason=f"template {template} has it at {known}")
+
+
+def _has_value_of(parameter: Parameter, point: Mapping[str, Value]) -> bool:
+    return parameter.name not in point or _is_one_of(point[parameter.name], parameter.values)
 
 
 _NUMBERS = {int: r"-?[0-9]+", float: r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"}

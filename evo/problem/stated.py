@@ -59,9 +59,8 @@ def _is_own(path: Path, folder: Path) -> bool:
 
 def mistake(kernel: Kernel, what: str, function: object, fault: str) -> KernelError:
     """The error for a function of a kernel that returns what it must not."""
-    while isinstance(function, partial):
-        function = function.func
-    function = getattr(function, "__wrapped__", function)
+    while isinstance(function, partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, partial) else function.__wrapped__
     code = getattr(function, "__code__", None)
     where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}" if code else str(kernel.folder / "kernel.py")
     return KernelError(f"{where}: {what} {fault}")

@@ -75,6 +75,8 @@ class Jit:
 
     def _compiled(self, variant: Variant, device: int, place: torch.device) -> Loaded:
         started, package, recipe = time.monotonic(), self._package, variant.record["recipe"]
+        if recipe is None:
+            raise Unavailable("the language of its source is not compiled where it runs")
         text, flags = variant.source(), recipe["flags"]
         headers = package.headers(text)
         if device < 0:

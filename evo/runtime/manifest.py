@@ -30,7 +30,7 @@ _LAUNCH = {
     "blocks?": "count or none",
     "entry?": "text",
 }
-_COMPILED: Mapping[str, Any] = {"fixed": ["text"], "recipe": {"flags": ["text"], "libraries?": ["text"]}}
+_COMPILED: Mapping[str, Any] = {"fixed": ["text"], "recipe": (None, {"flags": ["text"], "libraries?": ["text"]})}
 _TIMING = {
     "stage": "text", "disturbed": "truth", "median_us": "number", "ratio": "number", "ratio_low": "number or none",
     "ratio_high": "number or none", "torch_us": "number or none",
@@ -263,6 +263,16 @@ class LaunchPlan:
 
 PLAIN = asdict(LaunchPlan(threads=0))
 """What a plan in a manifest has where it says nothing else. All have threads."""
+
+
+def on_own_cores(target: str) -> bool:
+    """Whether code for a target runs on the cores of this process, which makes many cases of a check dear."""
+    return target == "cpu"
+
+
+def compiled_when_loaded(arch: str) -> bool:
+    """Whether code for an architecture is an intermediate one (PTX), which the driver compiles."""
+    return arch.startswith("compute_")
 
 
 def launchable(grid: Sequence[int]) -> bool:

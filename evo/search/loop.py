@@ -23,7 +23,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from evo.errors import StoreError, UsageError
-from evo.evaluation import Build, Candidate, Costs, Evaluation, Parent, Proposal, Status, Timing
+from evo.evaluation import Binary, Build, Candidate, Costs, Evaluation, Parent, Proposal, Status, Timing
 from evo.executors import InFlight
 from evo.lineage import Stage
 from evo.measure import Incumbent
@@ -427,7 +427,7 @@ class Search:
         if build.binary is None:
             self._finish(candidate, Evaluation(status=build.status, build=build, log=build.log))
             return
-        candidate.code = self._code(candidate, build.binary.code_hash)
+        candidate.code = self._code(candidate, build.binary)
         original = self._tasks[candidate.task].by_code.setdefault(candidate.code, _Original(order=candidate.order))
         if original.order != candidate.order:
             if original.status is not None:
@@ -567,7 +567,7 @@ class Search:
                 " changed since; start a new run"
             )
         if evaluation.build is not None and evaluation.build.binary is not None:
-            candidate.code = self._code(candidate, evaluation.build.binary.code_hash)
+            candidate.code = self._code(candidate, evaluation.build.binary)
             order = candidate.order if evaluation.same_code_as is None else evaluation.same_code_as
             original = self._tasks[candidate.task].by_code.setdefault(candidate.code, _Original(order=order))
             if order in self._recorded:  # one that was in flight when its original was stored is asked for before it
@@ -575,10 +575,10 @@ class Search:
         self._remember(candidate, evaluation, record.elapsed_s, replayed=True)
         self.progress.replayed += 1
 
-    def _code(self, candidate: Candidate, code_hash: str) -> bytes:
+    def _code(self, candidate: Candidate, binary: Binary) -> bytes:
         task, point = self._tasks[candidate.task].executor, candidate.proposal.genome.parameters
-        sequence = task.problem.sequence(task.target, point, task.workload, task.limits)
-        return hashlib.sha256(f"{code_hash} {sequence}".encode()).digest()
+        sequence = task.problem.sequence(task.target, point, task.workload, task.limits, binary.launch)
+        return hashlib.sha256(f"{binary.code_hash} {sequence}".encode()).digest()
 
 
 def _beats_incumbent(own: Timing, timings: Sequence[Timing]) -> bool:

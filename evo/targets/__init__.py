@@ -1,18 +1,15 @@
-"""Targets: the kinds of machine that candidates are compiled for and run on. One module each, found by its name.
-
-A module defines `TARGET`, an object of protocol `Target`. Compilation works on a machine without the
-device; `open` is called in a separate process, which may die with a candidate.
-"""
+"""Targets: the kinds of machine that candidates run on. One module each, found by its name; it defines `TARGET`, an object
+of protocol `Target`, whose `open` is called in a separate process, which may die with a candidate. In `languages/` there is
+a module for each language that templates are written in. Compilation works on a machine without the device."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -22,12 +19,14 @@ from evo.discovery import find_plugin, plugin_names
 from evo.errors import DeviceError, UsageError
 from evo.evaluation import Binary, Status
 from evo.problem.kernel import Launch, Limits
+from evo.problem.loading import Notation
 from evo.runtime.package import read_whole, write_whole
 
 if TYPE_CHECKING:
     import torch
 
     from evo.problem.render import Source  # brings the template engine along, which commands that only read do without
+    from evo.targets._sanitizers import Device, Process, Watched
 
 EVICTION_MULTIPLE = 2
 """Session.evict() touches this many times the last-level cache: caches are no perfect queues."""
@@ -70,6 +69,9 @@ class Replay(Protocol):
 class Loaded(Protocol):
     """Loaded code, with an entry point for launches that name none. `values` are the arguments in the kernel's order:
     tensors, None, numbers."""
+
+    launch: Mapping[str, int | str | bool]
+    """That of the binary (`Binary.launch`)."""
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         """Enqueues one launch on the session's current stream. Raises LaunchError if it cannot."""
@@ -161,14 +163,77 @@ class Session(Protocol):
         ...
 
 
+class Language(Notation, Protocol):
+    """What a template is written in, for one target or several."""
+
+    title: str
+    """What people call it."""
+
+    def compiler(self) -> str:
+        """Compiler name and version, part of the build cache's key. Raises DeviceError if there is none."""
+        ...
+
+    def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
+        """Compiles in an empty folder of its own. What of a launch follows from the compilation alone, such as shared
+        memory, is told in `Binary.launch`. Raises CompileError with the compiler's log."""
+        ...
+
+    def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
+        """Predicted resident threads over the multiprocessor's limit; None where there is no such limit. Raises CompileError
+        where it shows that the code has no such entry point."""
+        ...
+
+    def recipe(self, flags: Sequence[str]) -> Mapping[str, Sequence[str]] | None:
+        """What a package needs to know, beside the architecture, to compile a source where it runs (`flags`, `libraries`);
+        None if it cannot, so that it runs binaries alone."""
+        ...
+
+
+class Sanitizer(Protocol):
+    """Tools under which `evo.sanitize` runs candidates of a target."""
+
+    tools: tuple[str, ...]
+    """Names of the tools, the memory checker first."""
+
+    def require(self) -> None:
+        """Raises DeviceError where there are no such tools here."""
+        ...
+
+    def language(self, source: Source) -> Language:
+        """The language that compiles a source for them."""
+        ...
+
+    def flags(self, tool: str) -> tuple[str, ...]:
+        """The compiler's flags for a tool's first run."""
+        ...
+
+    def watch(self, job: Watched, tool: str) -> tuple[list[Process], list[str], int]:
+        """The processes, the descriptions of the tool, of warnings too, and the number of errors that it counts. Raises
+        DeviceError where it does not work."""
+        ...
+
+    def load(self, folder: Path, entry: str) -> Device:
+        """The device of the watched process, without PyTorch, with the file `candidate` of a folder loaded."""
+        ...
+
+
 class Target(Protocol):
     """A kind of machine that candidates run on."""
 
     name: str
     language: str
-    """What a template renders to, for file names and highlighting: cu, cpp."""
+    """The usual one of its templates, by name."""
+    example_arch: str
+    """One that is compiled for where there is no device."""
     shares_cores: bool
-    """True where building and timing compete for the same cores and must take turns."""
+    """True where candidates run on the machine's own cores, in its memory: building and timing must take turns."""
+    summed_bytes: int
+    """Outputs that are summed after a sample of a race: those of so many buffer sets."""
+    compared_elements: int
+    """Elements of an output that are compared with float64 in a race."""
+    believed_share: float
+    """The share of a measured bound that is still believed: the probes may miss the device's best by as much, the more so on
+    cores that others use."""
 
     def device(self) -> DeviceInfo:
         """The first device that this process sees. Raises DeviceError, with the remedy, if there is none."""
@@ -193,16 +258,40 @@ class Target(Protocol):
         ...
 
     def compiler(self) -> str:
-        """Compiler name and version, part of the build cache's key. Raises DeviceError if there is none."""
+        """That of its usual language, for a run's record of the machine. Raises DeviceError if there is none."""
         ...
 
-    def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
-        """Compiles in an empty folder of its own. Raises CompileError with the compiler's log."""
+    def free_bytes(self) -> int:
+        """Bytes that can still be allocated, by PyTorch too."""
         ...
 
-    def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
-        """Predicted resident threads over the multiprocessor's limit; None where there is no such limit. Raises CompileError
-        where it shows that the code has no such entry point."""
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes can be allocated, also by the recording of a graph."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """All memory of the device; on shared cores what is free of it."""
+        ...
+
+    def machine_code(self, arch: str) -> str:
+        """The architecture for which sources are rendered and points are legal that are compiled for `arch`: that of machine
+        code, where `arch` is of an intermediate one."""
+        ...
+
+    def owns(self, arch: str) -> bool:
+        """Whether `arch` is spelled as this target's architectures are."""
+        ...
+
+    def with_intermediate(self, archs: Sequence[str]) -> tuple[str, ...]:
+        """Also an architecture whose code newer devices than these compile when they load it, where there is one."""
+        ...
+
+    def needs(self, arch: str, flags: Sequence[str]) -> dict[str, Any] | None:
+        """What a machine must have for a binary for `arch`, as a manifest states it; None where `arch` says it."""
+        ...
+
+    def sanitizer(self) -> Sanitizer | None:
+        """None if there are no such tools."""
         ...
 
     def open(self) -> Session:
@@ -211,12 +300,36 @@ class Target(Protocol):
 
 
 def target_names() -> list[str]:
-    return plugin_names(sys.modules[__name__])
+    return plugin_names("target")
+
+
+def language_names() -> list[str]:
+    return plugin_names("language")
+
+
+def find_language(name: str) -> Language:
+    """Raises UnknownNameError."""
+    return cast(Language, find_plugin("language", name))
+
+
+def compile_source(source: Source, arch: str, workdir: Path) -> Binary:
+    """Compiles in the source's own language. Raises what `Language.compile` raises."""
+    return find_language(source.language).compile(source, arch, workdir)
+
+
+def targets_by_rank() -> list[str]:
+    """Names; those with devices of their own go before the machine's cores."""
+    return sorted(target_names(), key=lambda name: (find_target(name).shares_cores, name))
 
 
 def find_target(name: str) -> Target:
     """Raises UnknownNameError."""
-    return cast(Target, find_plugin(sys.modules[__name__], "target", name))
+    return cast(Target, find_plugin("target", name))
+
+
+def target_of(device: torch.device) -> Target:
+    """The target that is called as PyTorch calls that type of device."""
+    return find_target(device.type)
 
 
 def answers(name: str) -> bool:
@@ -244,16 +357,16 @@ class CachedBinary(NamedTuple):
     cached: bool
 
 
-def cached_build(folder: Path, target: Target, source: Source, arch: str) -> CachedBinary:
+def cached_build(folder: Path, language: Language, source: Source, arch: str) -> CachedBinary:
     """The binary of `source` for `arch`, compiled in a temporary folder if it is not in the cache.
 
     The cache is a folder of entries, one file each, that any number of processes may share. If two processes build the same,
     the later one replaces equal with equal. An entry that a crash or a bad disk has damaged is built again.
 
-    Raises CompileError from the target; UsageError if the folder cannot be written to.
+    Raises CompileError from the language; UsageError if the folder cannot be written to.
     """
     # The source's digest covers text, local headers, entry point and flags. Entries with other fields are never read.
-    parts = (target.name, target.compiler(), arch, source.digest, *(f.name for f in fields(Binary)))
+    parts = (language.name, language.compiler(), arch, source.digest, *(f.name for f in fields(Binary)))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = folder / key[:2] / f"{key[2:]}.build"
     if (stored := read_whole(path)) is not None:
@@ -262,7 +375,7 @@ def cached_build(folder: Path, target: Target, source: Source, arch: str) -> Cac
         return CachedBinary(Binary(code=code, **figures), seconds, cached=True)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="evo-build-", ignore_cleanup_errors=True) as workdir:
-        binary = target.compile(source, arch, Path(workdir))
+        binary = language.compile(source, arch, Path(workdir))
     seconds = time.perf_counter() - started
     if replace(source).digest != source.digest:  # a header has changed: which of the two was compiled, nobody knows
         return CachedBinary(binary, seconds, cached=False)

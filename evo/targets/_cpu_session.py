@@ -6,8 +6,9 @@ import operator
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 class CpuLoaded:
     """A library, and an entry point of it: extern "C", void, of pointers, int64, int32, double and float arguments."""
 
-    def __init__(self, path: str, entry: str) -> None:
+    def __init__(self, path: str, entry: str, launch: Mapping[str, int | str | bool] = MappingProxyType({})) -> None:
         """Raises LaunchError."""
-        self._entry = entry
+        self._entry, self.launch = entry, launch
         try:
             # RTLD_LOCAL: candidates share names. RTLD_NOW: an undefined symbol shows here, not in a call.
             self._library: ctypes.CDLL | None = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
@@ -136,7 +137,7 @@ class CpuSession:
             with tempfile.NamedTemporaryFile(prefix="evo-", suffix=".so") as file:
                 file.write(binary.code)
                 file.flush()
-                return CpuLoaded(file.name, entry)
+                return CpuLoaded(file.name, entry, binary.launch)
         except OSError as error:
             raise DeviceError(
                 f"cannot write a temporary file in {tempfile.gettempdir()} ({error.strerror}): free space or set TMPDIR"

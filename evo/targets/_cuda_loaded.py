@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import operator
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ from evo.targets.cuda import (
     driver_version,
     error_text,
     expect,
-    nvrtc_version,
     ptx_advice,
 )
+from evo.targets.languages.cuda_cpp import nvrtc_version
 
 
 def load(binary: Binary, entry: str, limits: Limits, stream: Callable[[], int]) -> CudaLoaded:
@@ -37,7 +38,9 @@ def load(binary: Binary, entry: str, limits: Limits, stream: Callable[[], int]) 
         advice = "" if is_cubin else ptx_advice(nvrtc_version(), driver_version())
         raise LaunchError(f"{entry!r} does not load: {error_text(api, error)}{advice and f'; {advice}'}")
     try:
-        return CudaLoaded(module, entry, limits, binary.code, stream)
+        loaded = CudaLoaded(module, entry, limits, binary.code, stream)
+        loaded.launch = binary.launch
+        return loaded
     except LaunchError:
         api.cuModuleUnload(module)
         raise
@@ -46,6 +49,8 @@ def load(binary: Binary, entry: str, limits: Limits, stream: Callable[[], int]) 
 class CudaLoaded:
     """A loaded entry point: packs arguments and launches on the stream that is current then. A launch that names another one
     of the same source is passed on to that."""
+
+    launch: Mapping[str, int | str | bool] = MappingProxyType({})
 
     def __init__(self, module: Any, entry: str, limits: Limits, code: bytes, stream: Callable[[], int]) -> None:
         self._driver = driver()

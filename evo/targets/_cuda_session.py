@@ -20,7 +20,7 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.runtime.cuda import current_stream
-from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, find_target
+from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, compile_source
 from evo.targets._cuda_loaded import CudaLoaded, load
 from evo.targets.cuda import driver, expect, pci_bus
 
@@ -343,8 +343,8 @@ class CudaHazards:
 
     @staticmethod
     def _load(session: CudaSession, entry: str) -> CudaLoaded:
-        source = Source(text=SOURCE, target="cuda", entry=entry)
-        return session.load(find_target("cuda").compile(source, session.info.arch, Path()), entry)
+        source = Source(text=SOURCE, target="cuda", language="cuda_cpp", entry=entry)
+        return session.load(compile_source(source, session.info.arch, Path()), entry)
 
     def scrub(self, byte: int) -> None:
         self._scrub((_word(byte), self._smem_bytes // 8), self._whole(self._multiprocessors, 1024))

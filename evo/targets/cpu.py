@@ -1,26 +1,20 @@
-"""The machine's own cores: C++ with OpenMP, compiled by the system's compiler into shared libraries.
+"""The machine's own cores, for shared libraries. Architectures are what the compiler's -march takes."""
 
-Architectures are what -march takes: native (this machine's), x86-64-v3, znver4, armv8-a, ...
-"""
-
-import hashlib
 import os
 import platform
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from evo.errors import CompileError, DeviceError, UsageError
-from evo.evaluation import Binary
-from evo.problem.kernel import Launch, Limits
-from evo.problem.render import Source
-from evo.runtime.cpu import features, model
-from evo.targets import DeviceInfo, Session, Target
-from evo.targets._machine_code import code_hash
+import psutil
+
+from evo.problem.kernel import Limits
+from evo.runtime.cpu import features, machine, model
+from evo.targets import DeviceInfo, Sanitizer, Session, Target, find_language
+from evo.targets.languages.cpp import check_arch, compiler_path, extra_features
 
 _CACHE_WHERE_UNKNOWN = 32 << 20
 _VIRTUAL_CACHE_PER_CORE = 16 << 20
@@ -28,15 +22,15 @@ _VIRTUAL_CACHE_PER_CORE = 16 << 20
 
 
 class CpuTarget:
-    """The methods are those of `evo.targets.Target`. `compiler`: name or path; None takes the first of
-    g++, c++, clang++."""
+    """The methods are those of `evo.targets.Target`."""
 
     name = "cpu"
     language = "cpp"
+    example_arch = "native"
     shares_cores = True
-
-    def __init__(self, compiler: str | None = None) -> None:
-        self._compiler = compiler
+    summed_bytes = 32 << 20
+    compared_elements = 1 << 18
+    believed_share = 0.5
 
     def device(self) -> DeviceInfo:
         limits = _machine("native")
@@ -51,69 +45,67 @@ class CpuTarget:
 
     def limits(self, arch: str) -> Limits:
         """Cores this process may use, and their last-level cache. Raises DeviceError for an unknown arch."""
-        check_arch(compiler_path(self._compiler), arch)
+        check_arch(compiler_path(), arch)
         return _machine(arch)
 
     def runs(self, arch: str) -> str:
-        path = compiler_path(self._compiler)
+        path = compiler_path()
         check_arch(path, arch)
         if not (extra := extra_features(path, arch)):
             return ""
         return f"this is {model()} without {', '.join(extra)}; code for {arch} does not run here"
 
     def compiler(self) -> str:
-        """With the processor, on which the meaning of -march=native depends."""
-        instructions = hashlib.sha256(" ".join(sorted(features())).encode()).hexdigest()[:8]
-        return f"{compiler_version(compiler_path(self._compiler))}, on {model()} [{instructions}]"
+        return find_language(self.language).compiler()
 
-    def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
-        """Raises CompileError; DeviceError for no compiler or an unknown arch; UsageError for a full disk."""
-        path = compiler_path(self._compiler)
-        check_arch(path, arch)
-        command = [
-            path,
-            *FLAGS,
-            f"-march={arch}",
-            *source.flags,
-            *(f"-I{folder}" for folder in source.include_dirs),
-            _SOURCE,
-            "-o",
-            _LIBRARY,
-            # clang's OpenMP calls (__kmpc_...) need its own runtime, linked.
-            *(() if "clang" in compiler_version(path) else LIBRARIES),
-        ]
-        try:
-            (workdir / _SOURCE).write_text(source.text, encoding="utf-8")
-            done = subprocess.run(
-                command,
-                cwd=workdir,
-                env={**os.environ, "LC_ALL": "C"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-            log = done.stdout.strip()
-            if "No space left on device" in log or "Disk quota exceeded" in log:
-                raise UsageError(f"the compiler ran out of disk space in {workdir} or the temporary folder: free some")
-            if done.returncode:
-                raise CompileError(log or f"{path} failed without a word: exit code {done.returncode}")
-            code = (workdir / _LIBRARY).read_bytes()
-        except OSError as error:
-            raise UsageError(
-                f"cannot compile in {workdir} ({error.strerror}): free some space or fix its rights"
-            ) from error
-        return Binary(code=code, code_hash=code_hash(code), log=log)
+    def free_bytes(self) -> int:
+        return int(psutil.virtual_memory().available)
 
-    def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
-        return None
+    def has_room(self, size: int) -> bool:
+        return self.free_bytes() >= size
+
+    def memory_bytes(self) -> int:
+        return self.free_bytes()
+
+    def machine_code(self, arch: str) -> str:
+        return arch
+
+    def owns(self, arch: str) -> bool:
+        return re.match(r"(sm|compute)_", arch) is None
+
+    def with_intermediate(self, archs: Sequence[str]) -> tuple[str, ...]:
+        return tuple(archs)
+
+    def needs(self, arch: str, flags: Sequence[str]) -> dict[str, Any]:
+        """The machine, and the instruction sets that code for -march=`arch` may use; None in their place where they are not
+        known, so that it is built anew."""
+        found: list[str] | None = None
+        if arch == "native":
+            found = sorted(features()) or None
+        elif arch in _PSABI and not any(f.startswith("-m") for f in flags):
+            levels = list(_PSABI)[: list(_PSABI).index(arch) + 1]
+            found = sorted(f for level in levels for f in _PSABI[level].split())
+        return {"machine": machine(), "features": found}
+
+    def sanitizer(self) -> Sanitizer:
+        from evo.targets._sanitizers import Gcc
+
+        return Gcc()
 
     def open(self) -> Session:
         from evo.targets._cpu_session import CpuSession
 
         return CpuSession(self.device(), _machine("native"))
+
+
+_PSABI = {
+    "x86-64": "sse sse2",
+    "x86-64-v2": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
+    "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe",
+    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
+}
+"""The instruction sets that each level adds, as Linux spells it and evo.runtime.cpu reports it. Source: x86-64 psABI, table
+"Micro-Architecture Levels"."""
 
 
 @cache
@@ -142,90 +134,6 @@ def _is_virtual() -> bool:
     with suppress(OSError):
         return re.search(r"^flags\s*:.*\bhypervisor\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE) is not None
     return False
-
-
-# The compiler.
-
-_CANDIDATES = ("g++", "c++", "clang++")
-_REMEDY = "install one (apt install g++, dnf install gcc-c++, xcode-select --install)"
-
-# IEEE semantics (no -ffast-math, which also sets a mode bit of the whole process), except that errno and traps are
-# ignored, and a*b+c may be fused, as CUDA does by default.
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-fPIC",
-    "-shared",
-    "-fopenmp",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=fast",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fno-asynchronous-unwind-tables",
-    "-Wno-psabi",
-    "-fdiagnostics-color=never",
-    "-pipe",
-)
-
-# Linked with -fopenmp, a candidate would load libgomp in addition to PyTorch's own copy: two pools of threads that
-# compete for the cores. So libraries are named without it; the session provides PyTorch's runtime instead.
-LIBRARIES = ("-nodefaultlibs", "-Wl,--as-needed", "-Wl,--build-id=none", "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc")
-
-_SOURCE, _LIBRARY = "candidate.cpp", "candidate.so"
-
-
-@cache
-def compiler_path(wanted: str | None = None) -> str:
-    """Absolute path of `wanted`, or of the first of g++, c++ and clang++ there is. Raises DeviceError."""
-    names = (wanted,) if wanted else _CANDIDATES
-    for name in names:
-        if found := shutil.which(name):
-            return found
-    raise DeviceError(f"no C++ compiler found (looked for {', '.join(names)}): {_REMEDY}")
-
-
-@cache
-def compiler_version(path: str) -> str:
-    """Name and version as the compiler gives them: g++ (Debian 12.2.0-14) 12.2.0. Raises DeviceError."""
-    try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise DeviceError(f"the C++ compiler {path} does not run ({error}): {_REMEDY}") from error
-    return done.stdout.partition("\n")[0].strip()
-
-
-@cache
-def check_arch(path: str, arch: str) -> None:
-    """Raises DeviceError if the compiler has no -march=`arch`."""
-    known = re.fullmatch(r"[a-z0-9][\w.+-]*", arch) is not None
-    if known and arch != "native":
-        command = [path, f"-march={arch}", "-fsyntax-only", "-x", "c++", "/dev/null"]
-        known = subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
-    if not known:
-        raise DeviceError(
-            f"{compiler_version(path)} knows no CPU architecture {arch!r}: use native, or one such as x86-64-v3"
-        )
-
-
-_FEATURE = re.compile(
-    r"^#define __((?:S?SSE|SSSE|AVX|AMX|FMA|BMI|F16C|LZCNT|POPCNT|MOVBE|TBM|XOP|V?AES|V?PCLMUL|GFNI|SHA|ADX|SM[34])\w*?"
-    r"|ARM_FEATURE_\w+)(?:__)? ",
-    re.MULTILINE,
-)
-"""Macros of instruction sets that a compiler may use on its own."""
-
-
-@cache
-def extra_features(path: str, arch: str) -> tuple[str, ...]:
-    """Instruction sets of -march=`arch` that -march=native, this machine, lacks. Both must be known to the compiler."""
-    return tuple(sorted(_features(path, arch) - _features(path, "native")))
-
-
-def _features(path: str, arch: str) -> set[str]:
-    command = [path, f"-march={arch}", "-dM", "-E", "-x", "c++", "/dev/null"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return set(_FEATURE.findall(done.stdout))
 
 
 TARGET: Target = CpuTarget()

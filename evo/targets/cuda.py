@@ -1,37 +1,34 @@
-"""NVIDIA GPUs: compiled by NVRTC, with or without a GPU present, and run through the CUDA driver.
+"""NVIDIA GPUs, through the CUDA driver.
 
 Architectures: sm_89 (also sm_90a and the like) is machine code for one kind of GPU; compute_89 is PTX that
 the driver compiles when it loads it, for any GPU at least as new.
 """
 
-import importlib.util
 import os
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from math import prod
-from pathlib import Path
 from typing import Any
 
-from evo.errors import CompileError, DeviceError, LaunchError
-from evo.evaluation import Binary
+from evo.errors import DeviceError, LaunchError
 from evo.problem.kernel import Launch, Limits
-from evo.problem.render import Source
-from evo.runtime.nvrtc import Compiler, Refused
-from evo.runtime.package import Unavailable
-from evo.targets import DeviceInfo, Session, Target
-from evo.targets._machine_code import code_hash, triggers_dependents
+from evo.targets import DeviceInfo, Sanitizer, Session, Target, find_language
 
 
 class CudaTarget:
     """The methods are those of `evo.targets.Target`."""
 
     name = "cuda"
-    language = "cu"
+    language = "cuda_cpp"
+    example_arch = "sm_89"
     shares_cores = False
+    summed_bytes = 256 << 20
+    compared_elements = 1 << 62
+    believed_share = 0.9
 
     def device(self) -> DeviceInfo:
         """GPU 0 of those that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError if it or PyTorch cannot be
@@ -78,44 +75,51 @@ class CudaTarget:
             return ""
         return f"this is {info.name} ({info.arch}); code for {arch} does not run here"
 
-    @staticmethod
-    @cache
-    def compiler() -> str:
-        """NVRTC's version with the patch level, and the CUDA headers': both shape the code."""
-        # nvrtcVersion leaves the patch level out; the head of any PTX has it.
-        ptx, _ = run_nvrtc('extern "C" __global__ void probe() {}', "compute_80", ())
-        found = re.search(rb"release [\d.]+, V([\d.]+)", ptx)
-        version = found.group(1).decode() if found else ".".join(map(str, nvrtc_version()))
-        text = (_header_dirs()[0] / "cuda_runtime_api.h").read_text(errors="replace")
-        headers = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
-        return f"nvrtc {version}, headers {headers.group(1) if headers else 'unknown'}"
+    def compiler(self) -> str:
+        return find_language(self.language).compiler()
 
-    def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
-        """Writes nothing to `workdir`. Registers, spills and the like are None for compute_XX."""
-        is_ptx = parse_arch(arch)[0] == "compute"
-        code, log = run_nvrtc(source.text, arch, source.flags, source.include_dirs)
-        figures = ptxas_figures(log, source.entry)
-        if f".entry {source.entry}(".encode() not in code if is_ptx else figures is None:
-            raise _no_entry(source.entry)
-        return Binary(
-            code=code,
-            code_hash=code_hash(code),
-            log=log,
-            triggers_dependents=triggers_dependents(code),
-            **(figures or {}),
-        )
+    def free_bytes(self) -> int:
+        import torch
 
-    def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
-        """None while registers are unknown (PTX). Raises CompileError if there is no such entry point."""
-        if binary.registers is None:
-            return None
-        own = ptxas_figures(binary.log, launch.entry) if launch.entry else vars(binary)
-        if own is None:
-            raise _no_entry(launch.entry)
-        # bar.sync with a number that the compiler does not know reserves all 16 barriers: on 9.0 that allows four blocks.
-        barriers = max((int(n) for n in re.findall(r"used (\d+) barriers", binary.log)), default=0)
-        blocks = resident_blocks(own["registers"], own["smem_static_bytes"] or 0, launch, limits, barriers)
-        return blocks * prod(launch.block) / limits.threads_per_multiprocessor
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return int(torch.cuda.mem_get_info()[0]) + kept
+
+    def has_room(self, size: int) -> bool:
+        """Gives back the memory that PyTorch's allocator keeps where it is needed, since the recording of a graph cannot
+        use that."""
+        import torch
+
+        if torch.cuda.mem_get_info()[0] < size:
+            torch.cuda.empty_cache()
+        return bool(torch.cuda.mem_get_info()[0] >= size)
+
+    def memory_bytes(self) -> int:
+        import torch
+
+        return int(torch.cuda.mem_get_info()[1])
+
+    def machine_code(self, arch: str) -> str:
+        return arch.replace("compute_", "sm_")
+
+    def owns(self, arch: str) -> bool:
+        return _ARCH.fullmatch(arch) is not None
+
+    def with_intermediate(self, archs: Sequence[str]) -> tuple[str, ...]:
+        """Architectures with PTX for GPUs newer than these: PTX of the lowest, so that every GPU at least as new as that
+        runs something. Code that uses a GPU's own instructions (sm_90a) has no newer PTX."""
+        found = [_ARCH.fullmatch(arch) for arch in archs]
+        plain = [int(m[2]) for m in found if m and m[1] == "sm" and not m[3]]
+        if not plain or any(m and m[1] == "compute" for m in found):
+            return tuple(archs)
+        return (*archs, f"compute_{min(plain)}")
+
+    def needs(self, arch: str, flags: Sequence[str]) -> None:
+        return None
+
+    def sanitizer(self) -> Sanitizer:
+        from evo.targets._sanitizers import ComputeSanitizer
+
+        return ComputeSanitizer()
 
     def open(self) -> Session:
         """Takes the GPU's primary context, which PyTorch shares. Raises DeviceError."""
@@ -125,8 +129,6 @@ class CudaTarget:
         return CudaSession(info, device_limits(info.arch))
 
 
-def _no_entry(entry: str) -> CompileError:
-    return CompileError(f'the source has no entry point {entry!r}: declare extern "C" __global__ void {entry}(...)')
 
 
 # The driver's answers. Nothing here creates a context, so that a query costs no device memory. But a process that has
@@ -225,6 +227,7 @@ def device_limits(arch: str) -> Limits:
     """The device's own properties, under the name `arch`. Raises DeviceError."""
     return Limits(
         arch=arch,
+        capability=parse_arch(arch)[1],
         multiprocessors=_attribute("MULTIPROCESSOR_COUNT"),
         threads_per_block=_attribute("MAX_THREADS_PER_BLOCK"),
         threads_per_multiprocessor=_attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
@@ -271,102 +274,6 @@ def pci_bus() -> str:
     return str(found.split(b"\0")[0].decode())
 
 
-# How candidates are compiled: with which headers and options, and what ptxas says of them. The compiler and the headers come
-# as wheels (nvidia-cuda-nvrtc, nvidia-cuda-runtime), or from an installed toolkit.
-
-_REMEDY = "install it with: pip install 'evo-kernels[cu13]' (or [cu12], for drivers older than 580)"
-
-
-@cache
-def _compiler() -> Compiler:
-    """Raises DeviceError."""
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
-        return Compiler(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
-    except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DeviceError(f"the CUDA compiler NVRTC cannot be loaded ({reason}); {_REMEDY}") from error
-
-
-def nvrtc_version() -> tuple[int, int]:
-    """(major, minor) of the CUDA release NVRTC belongs to. Raises DeviceError."""
-    return _compiler().version
-
-
-@cache
-def _header_dirs() -> tuple[Path, ...]:
-    """Where cuda_fp16.h is, then libcu++ (cuda/std) if there is one. Raises DeviceError."""
-    from cuda.pathfinder import find_nvidia_header_directory
-
-    # Wheels of both CUDA 12 and 13 can lie side by side: headers must be of the compiler's own major version.
-    major = nvrtc_version()[0]
-    wheels = [f"cu{major}/include"] if major >= 13 else ["cuda_runtime/include"]
-    spec = importlib.util.find_spec("nvidia")
-    roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
-    beside = next((root / w for root in roots for w in wheels if (root / w / "cuda_fp16.h").is_file()), None)
-    found = beside or find_nvidia_header_directory("cudart")
-    if found is None:
-        raise DeviceError(f"the CUDA headers (cuda_fp16.h) were not found beside NVRTC; {_REMEDY}")
-    extra = beside / "cccl" if beside else find_nvidia_header_directory("cccl")
-    return (Path(found), Path(extra)) if extra and Path(extra).is_dir() else (Path(found),)
-
-
-def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable[str] = ()) -> tuple[bytes, str]:
-    """(a cubin for sm_XX, PTX text in UTF-8 for compute_XX; the log of NVRTC and ptxas).
-
-    Raises CompileError with the log, which names lines; DeviceError where the compiler is missing or does not
-    know `arch`.
-    """
-    flags = tuple(flags)
-    numbers = _compiler().architectures()
-    if parse_arch(arch)[1] not in numbers:
-        raise DeviceError(
-            f"{_compiler()} does not compile for {arch!r}; it knows sm_XX and compute_XX with XX one of"
-            f" {', '.join(map(str, numbers))}"
-        )
-    options = [
-        *(() if any(f.startswith(("--std", "-std")) for f in flags) else ("--std=c++17",)),
-        *flags,
-        "--ptxas-options=-v",
-        # Where there is a driver, NVRTC takes machine code from the driver's cache, and ptxas then reports nothing.
-        *(("--no-cache",) if nvrtc_version() >= (12, 9) else ()),
-        *(f"--include-path={d}" for d in (*include_dirs, *map(str, _header_dirs()))),
-    ]
-    try:
-        code, log = _compiler().compile(text.encode(), {}, options, arch)
-    except Refused as error:
-        raise CompileError(_steady(error.log)) from None
-    except Unavailable as error:
-        raise CompileError(str(error)) from None
-    return code, _steady(log)
-
-
-def _steady(log: str) -> str:
-    """Without ptxas's own time, which would have every compilation of one source differ."""
-    return re.sub(r"\n?ptxas info +: Compile time = .*", "", log)
-
-
-def ptxas_figures(log: str, entry: str) -> dict[str, int] | None:
-    """What ptxas -v says of an entry point, as fields of `Binary`; None where it is not in the log (PTX has no ptxas)."""
-    _, compiled, rest = log.partition(f"Compiling entry function '{entry}'")
-    if not compiled:
-        return None
-    # Functions that were not inlined report their own stack frames within the section of their entry.
-    section = rest.partition("Compiling entry function")[0].partition(f"Function properties for {entry}\n")[2]
-
-    def figure(pattern: str) -> int:
-        found = re.search(pattern, section)
-        return int(found.group(1)) if found else 0
-
-    return {
-        "registers": figure(r"Used (\d+) registers"),
-        "spill_bytes": figure(r"(\d+) bytes spill stores") + figure(r"(\d+) bytes spill loads"),
-        "smem_static_bytes": figure(r"(\d+) bytes smem"),
-        "stack_bytes": figure(r"(\d+) bytes stack frame"),
-    }
-
-
 # What architectures offer, and how much of a kernel fits on a multiprocessor. Pure arithmetic.
 
 _KB = 1024
@@ -386,9 +293,12 @@ _TABLE = {
 }
 
 
+_ARCH = re.compile(r"(sm|compute)_(\d{2,3})([af]?)")
+
+
 def parse_arch(arch: str) -> tuple[str, int]:
     """("sm", 89) of sm_89, ("compute", 89) of compute_89, ("sm", 90) of sm_90a. Raises DeviceError."""
-    found = re.fullmatch(r"(sm|compute)_(\d{2,3})([af]?)", arch)
+    found = _ARCH.fullmatch(arch)
     if found is None:
         raise DeviceError(
             f"{arch!r} is not a CUDA architecture; write sm_89 for machine code, compute_89 for PTX that the "
@@ -408,6 +318,7 @@ def arch_limits(arch: str) -> Limits:
     threads, blocks, smem_kb, multiprocessors, cache_mb, _ = _TABLE[number]
     return Limits(
         arch=arch,
+        capability=number,
         multiprocessors=multiprocessors,
         threads_per_multiprocessor=threads,
         smem_bytes_per_block=(smem_kb - 1) * _KB,

@@ -17,9 +17,9 @@ from evo.lineage import StoredRun
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
+from evo.testing.toy_kernel import write_kernel
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s
-from tests.toy_kernel import write_kernel
 
 
 def record(store: Store, run: StoredRun, *evaluations: object) -> list[str]:

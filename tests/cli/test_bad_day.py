@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from evo.lineage.store import Store
+from evo.testing.toy_kernel import TEMPLATE, write_kernel
 from tests.report.recorded import Plan, record_run
-from tests.toy_kernel import TEMPLATE, write_kernel
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 200.0

@@ -23,9 +23,9 @@ from evo.problem.kernel import Kernel
 from evo.problem.loading import load_kernel
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
+from evo.testing.toy_kernel import write_kernel
 from tests.landscape import random_search
 from tests.lineage import samples as s
-from tests.toy_kernel import write_kernel
 
 KEY = "batch=2,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dtype=float16"
 

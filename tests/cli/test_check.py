@@ -29,9 +29,9 @@ from evo.report.progress import CheckLines
 from evo.search.check import check_kernel
 from evo.search.loop import Search, StopReason
 from evo.search.tasks import TaskExecutor
+from evo.testing.toy_kernel import write_kernel
 from tests.ended import Ended
 from tests.landscape import Hanging, LandscapeExecutor, opened, random_search
-from tests.toy_kernel import write_kernel
 
 KERNEL = load_kernel("layernorm")
 OWN = KERNEL.example("cpu")

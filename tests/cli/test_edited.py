@@ -19,8 +19,8 @@ from evo.analysis.runs import find_best
 from evo.lineage.database import locate
 from evo.lineage.faults import explain
 from evo.lineage.store import Store
+from evo.testing.toy_kernel import write_kernel
 from tests.ended import run_python
-from tests.toy_kernel import write_kernel
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from evo.analysis.runs import find_best
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.loading import kernel_digest
+from evo.testing.toy_kernel import WORKLOAD, write_kernel
 from tests.lineage import samples as s
-from tests.toy_kernel import WORKLOAD, write_kernel
 
 TIMED = (replace(s.timing(), workload=WORKLOAD.key), replace(s.timing(contender="torch", ratio=1.0), workload=WORKLOAD.key))
 

@@ -11,7 +11,7 @@ import pytest
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
-from evo.targets import find_target
+from evo.targets import compile_source, find_target
 from tests.ended import run_python
 
 ADD = """
@@ -108,7 +108,7 @@ def test_a_source_of_ones_own_needs_what_only_its_user_knows(here: Any, tmp_path
     (launch,) = kernel.sequence("cuda", {"TILE": 8, "PAD": 2}, workload, limits).launches
     assert (launch.grid, launch.block) == ((5, 13, 1), (64, 1, 1))
     source = render(kernel, "cuda", Genome.of({"TILE": 8, "PAD": 4}), workload, "sm_89")
-    assert target.compile(source, "sm_89", tmp_path).smem_static_bytes == 8 * 12 * 4
+    assert compile_source(source, "sm_89", tmp_path).smem_static_bytes == 8 * 12 * 4
 
 
 def test_the_entry_point_its_parameters_and_macros_that_nothing_defines_are_found(here: Any, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from evo.problem.loading import load_kernel
 from evo.report.text import parse_duration
 from evo.search.samplers import sampler_names
 from evo.targets import find_target
+from evo.testing.toy_kernel import WORKLOAD, write_kernel
 from tests.ended import run_python
 from tests.lineage.samples import ENVIRONMENT, SPEC, new_run, passed, ref
-from tests.toy_kernel import WORKLOAD, write_kernel
 
 NUMBERS = "/".join(map(str, range(1, 20)))
 SMALL = "rows=64,cols=256,dtype=float32"

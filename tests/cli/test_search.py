@@ -18,9 +18,9 @@ import pytest
 
 from evo import cli
 from evo.cli import run as run_command
+from evo.testing.toy_kernel import TEMPLATE, write_kernel
 from tests.ended import Ended
 from tests.export.exports import manifest_of
-from tests.toy_kernel import TEMPLATE, write_kernel
 
 pytestmark = pytest.mark.slow
 

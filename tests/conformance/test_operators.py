@@ -1,72 +1,8 @@
-"""What every operator must do; a new file in evo/search/operators is picked up by its name."""
+"""Every operator keeps what operators promise; a new file in evo/search/operators is picked up by its name."""
 
-from __future__ import annotations
-
-import random
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from spaces import tight_space, tiled_space, tiny_space
-
-from evo.problem.genome import Genome
-from evo.problem.space import Ordinal, Space
-from evo.search.operators import Operator, find_operator, operator_names
-
-SPACES = {"tiny": tiny_space(), "tiled": tiled_space()}
+from evo.search.operators import operator_names
+from evo.testing.operators import OperatorSuite
 
 
-@pytest.fixture(params=operator_names())
-def operator(request: pytest.FixtureRequest) -> Operator:
-    return find_operator(request.param)
-
-
-def parents_of(operator: Operator, space: Space, rng: random.Random) -> list[Genome]:
-    """As many distinct legal parents as the operator asks for."""
-    found: list[Genome] = []
-    while len(found) < operator.arity:
-        genome = Genome.of(space.sample(rng))
-        if genome not in found:
-            found.append(genome)
-    return found
-
-
-@pytest.mark.parametrize("name", operator_names())
-@pytest.mark.parametrize("space", SPACES)
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
-def test_a_child_is_legal_and_differs_from_every_parent(name: str, space: str, seed: int) -> None:
-    rng, operator = random.Random(seed), find_operator(name)
-    parents = parents_of(operator, SPACES[space], rng)
-    child = operator(rng, SPACES[space], parents)
-    if child is not None:
-        assert SPACES[space].is_legal(child.parameters)
-        assert child not in parents
-
-
-def test_most_parents_have_a_child_in_a_space_of_real_size(operator: Operator) -> None:
-    rng, space = random.Random(5), SPACES["tiled"]
-    children = [operator(rng, space, parents_of(operator, space, rng)) for _ in range(100)]
-    assert sum(c is not None for c in children) >= 80
-    assert len(set(children)) >= 60  # and they are not all the same
-
-
-def test_children_follow_from_the_generator_alone(operator: Operator) -> None:
-    space = SPACES["tiled"]
-    parents = parents_of(operator, space, random.Random(1))
-    twice = [[operator(rng, space, parents) for _ in range(20)] for rng in (random.Random(2), random.Random(2))]
-    assert twice[0] == twice[1]
-
-
-def test_where_nothing_can_vary_there_is_no_child(operator: Operator) -> None:
-    only = Space(parameters=(Ordinal(name="a", values=(1,)), Ordinal(name="b", values=(2,))))
-    parent = Genome.of({"a": 1, "b": 2})
-    assert operator(random.Random(0), only, [parent] * operator.arity) is None
-
-
-def test_an_operator_gives_up_where_legal_points_are_out_of_reach(operator: Operator) -> None:
-    space = tight_space()  # sixty legal points, five moves apart
-    parents = [Genome.of(dict.fromkeys(space.by_name, v)) for v in (5, 6)][: operator.arity]
-    for seed in range(5):
-        child = operator(random.Random(seed), space, parents)
-        assert child is None or space.is_legal(child.parameters)
+class TestOperators(OperatorSuite):
+    names = tuple(operator_names())

@@ -20,8 +20,8 @@ import pytest
 
 import evo
 from evo.errors import UsageError
+from evo.testing.toy_kernel import TEMPLATE, write_kernel
 from tests.executors.processes import PATIENCE_S, wait_until
-from tests.toy_kernel import TEMPLATE, write_kernel
 
 pytestmark = pytest.mark.slow
 

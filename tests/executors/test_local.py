@@ -32,8 +32,8 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Tensors
 from evo.problem.loading import kernel_digest, load_kernel
 from evo.targets import find_target
+from evo.testing.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel
 from tests.executors.processes import PATIENCE_S, compilers, descendants, wait_until
-from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel
 
 MODES = ("honest", "wrong", "compile_bomb", "hang", "spin", "tell_time")
 
@@ -567,7 +567,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
-from tests.toy_kernel import build_request, measure_request
+from evo.testing.toy_kernel import build_request, measure_request
 place = Path(sys.argv[1])
 opened = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=place / "cache"))
 psutil.Process(forkserver._forkserver._forkserver_pid).kill()  # while it still imports, and the first worker waits for it

@@ -11,14 +11,15 @@ import torch
 
 from evo.errors import DeviceError, KernelError, UsageError
 from evo.export import ExportItem, ExportRequest
-from evo.export._package import asked_of, plan_record, with_ptx
+from evo.export._package import asked_of, plan_record
 from evo.export.module import EXPORTER as MODULE
 from evo.export.module import remarks
 from evo.problem.genome import Genome
 from evo.problem.kernel import Argument, LaunchPlan, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.space import Value
-from evo.targets.cuda import run_nvrtc
+from evo.targets import find_target
+from evo.targets.languages.cuda_cpp import run_nvrtc
 from tests.ended import run_python
 from tests.export.exports import manifest_of, request_for
 
@@ -200,7 +201,7 @@ def test_winners_of_several_runs_are_one_package(hopper: ExportRequest, tmp_path
 )
 def test_newer_gpus_have_the_ptx_of_the_lowest_architecture(asked: tuple[str, ...], builds: tuple[str, ...]) -> None:
     target = "cpu" if "native" in asked else "cuda"
-    assert with_ptx(asked_of(target, [*asked, *asked])) == builds
+    assert find_target(target).with_intermediate(asked_of(target, [*asked, *asked])) == builds
     assert asked_of("cuda" if target == "cpu" else "cpu", asked) == ()
 
 

@@ -24,9 +24,9 @@ from evo.runtime import nvrtc
 from evo.runtime.package import Unavailable
 from evo.targets import find_target
 from evo.targets._machine_code import code_hash
-from evo.targets.cuda import run_nvrtc
+from evo.targets.languages.cuda_cpp import run_nvrtc
+from evo.testing.spaces import near
 from tests.export.exports import manifest_of, request_for
-from tests.spaces import near
 
 KERNEL = load_kernel("layernorm")
 COLUMNS = [1, 2, 3, 7, 96, 100, 255, 256, 500, 767, 769, 1000, 1001, 1025, 1536, 1600, 2047, 4096, 4097, 5120, 8190]

@@ -17,10 +17,11 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.problem.loading import load_kernel
 from evo.problem.space import Value
-from evo.sanitize import Sanitized, choose_tools, find_compute_sanitizer, sanitize
+from evo.sanitize import Sanitized, choose_tools, sanitize
 from evo.targets import find_target
+from evo.targets._sanitizers import find_compute_sanitizer
+from evo.testing.toy_kernel import write_kernel
 from tests.ended import run_python
-from tests.toy_kernel import write_kernel
 
 
 def has_sanitizer() -> bool:

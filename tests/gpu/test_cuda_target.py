@@ -13,10 +13,9 @@ import torch
 
 from evo.errors import DeviceError, LaunchError
 from evo.evaluation import Binary
-from evo.measure.buffers import has_room
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
-from evo.targets import find_target
+from evo.targets import compile_source, find_target
 from evo.targets._cuda_loaded import CudaLoaded
 from evo.targets._cuda_session import CudaSession
 from evo.targets.cuda import arch_limits
@@ -85,7 +84,8 @@ def session() -> CudaSession:
 
 
 def build(text: str, entry: str, arch: str | None = None) -> Binary:
-    return CUDA.compile(Source(text=text, target="cuda", entry=entry), arch or CUDA.device().arch, Path())
+    source = Source(text=text, target="cuda", language="cuda_cpp", entry=entry)
+    return compile_source(source, arch or CUDA.device().arch, Path())
 
 
 def load(session: CudaSession, text: str, entry: str, arch: str | None = None) -> CudaLoaded:
@@ -262,9 +262,9 @@ def test_a_replay_finds_the_memory_that_the_allocator_has_kept(session: CudaSess
     torch.cuda.empty_cache()
     source = torch.ones(512 << 20, dtype=torch.uint8, device="cuda")
     kept = torch.empty(torch.cuda.mem_get_info()[0] - (256 << 20), dtype=torch.uint8, device="cuda")
-    assert not has_room(session.device, 2 * source.nbytes)
+    assert not CUDA.has_room(2 * source.nbytes)
     del kept
-    assert has_room(session.device, 2 * source.nbytes)
+    assert CUDA.has_room(2 * source.nbytes)
     session.record([source.neg, source.neg]).close()
     torch.cuda.empty_cache()
 
@@ -366,10 +366,11 @@ from evo.errors import LaunchError
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
 from evo.targets import find_target
+from evo.targets import compile_source
 cuda = find_target("cuda")
 text = 'extern "C" __global__ void k(float* y) {{ {BROKEN[name]} }}'
 session = cuda.open()
-binary = cuda.compile(Source(text=text, target="cuda", entry="k"), session.info.arch, Path())
+binary = compile_source(Source(text=text, target="cuda", language="cuda_cpp", entry="k"), session.info.arch, Path())
 loaded = session.load(binary, "k")
 y = torch.zeros(16, device="cuda")
 launch = Launch(grid=(1, 1, 1), block=(1, 1, 1))

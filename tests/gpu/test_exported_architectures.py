@@ -15,9 +15,9 @@ import torch
 from torch.nn import functional
 
 from evo.export import find_exporter
-from evo.export._package import with_ptx
 from evo.targets import find_target
-from evo.targets.cuda import driver_version, nvrtc_version, ptx_advice
+from evo.targets.cuda import driver_version, ptx_advice
+from evo.targets.languages.cuda_cpp import nvrtc_version
 from tests.export.exports import edit_manifest, request_for
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if arch in ("sm_75", "sm_80"):
         pytest.skip("nothing older is built for")
     request = request_for("cuda", arch, tmp_path_factory.mktemp("export") / "layernorm_for_several", *TEXTS)
-    find_exporter("module").export(replace(request, builds=with_ptx((arch, "sm_80"))))
+    find_exporter("module").export(replace(request, builds=find_target("cuda").with_intermediate((arch, "sm_80"))))
     return request.out
 
 

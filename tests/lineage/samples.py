@@ -89,6 +89,7 @@ def build(order: int, *, code: bytes | None = None) -> Build:
             spill_bytes=8,
             smem_static_bytes=1024,
             stack_bytes=16,
+            launch={"smem_bytes": 49152, "entry": "mangled"},
         ),
         smem_dynamic_bytes=49152,
         occupancy=0.75,

@@ -18,8 +18,8 @@ from evo.lineage import RunStatus
 from evo.lineage.database import newest_backup
 from evo.lineage.store import Store
 from evo.targets import find_target
+from evo.testing.toy_kernel import write_kernel
 from tests.ended import Ended, run_here
-from tests.toy_kernel import write_kernel
 
 
 def evo(capfd: pytest.CaptureFixture[str], *words: object) -> Ended:

@@ -14,7 +14,7 @@ from evo.errors import KernelError
 from evo.measure.reference import expected_outputs
 from evo.problem.kernel import Kernel
 from evo.problem.loading import load_kernel
-from tests.toy_kernel import write_kernel
+from evo.testing.toy_kernel import write_kernel
 
 _ANCHOR = "KERNEL = Kernel(\n"
 

@@ -12,8 +12,8 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, LaunchPlan
 from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render, unread_parameters
-from evo.targets import find_target
-from tests.toy_kernel import write_kernel
+from evo.targets import compile_source, find_target
+from evo.testing.toy_kernel import write_kernel
 
 
 @pytest.fixture
@@ -26,21 +26,26 @@ def rendered(kernel: Kernel) -> Source:
     return render(kernel, "cpu", genome, workload, "native")
 
 
-def test_a_template_is_named_after_its_target_in_any_language(kernel: Kernel) -> None:
+def test_a_template_is_named_after_its_target_and_its_language(kernel: Kernel) -> None:
     before = rendered(kernel)
     assert "GCC unroll 4" in before.text
-    (kernel.folder / "cpu.cpp.j2").rename(kernel.folder / "cpu.zig.j2")
+    assert before.language == "cpp"
+    for other in ("zig", "cu"):  # no language, and one for another target
+        template = (kernel.folder / "cpu.cpp.j2").rename(kernel.folder / f"cpu.{other}.j2")
+        with pytest.raises(TemplateError, match=rf"cpu\.{other}\.j2 is in no language for target cpu: \.cpp is cpp$"):
+            rendered(kernel)
+        template.rename(kernel.folder / "cpu.cpp.j2")
     assert rendered(kernel) == before
 
 
 def test_no_template_for_the_target_and_two_are_refused_by_name(kernel: Kernel) -> None:
-    needs = r"'toy' needs one template for target cpu in .*toy, cpu\.LANGUAGE\.j2, such as .*; it has"
+    needs = r"'toy' needs one template for target cpu in .*toy, cpu\.SUFFIX\.j2, or a source .*, cpu\.SUFFIX; it has"
     (kernel.folder / "cpu.zig.j2").write_text("")
-    with pytest.raises(TemplateError, match=rf"{needs} cpu\.cpp\.j2, cpu\.zig\.j2$"):
+    with pytest.raises(TemplateError, match=rf"{needs} cpu\.cpp\.j2, cpu\.zig\.j2: \.cpp is cpp$"):
         rendered(kernel)
     for template in kernel.folder.glob("*.j2"):
         template.unlink()
-    with pytest.raises(TemplateError, match=rf"{needs} none$"):
+    with pytest.raises(TemplateError, match=rf"{needs} none: \.cpp is cpp$"):
         rendered(kernel)
 
 
@@ -106,7 +111,7 @@ def test_a_plain_source_gets_a_macro_for_each_parameter_instead_of_its_own_and_k
 
 def test_an_error_in_a_plain_source_is_said_with_its_own_line(kernel: Kernel, tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=r"cpu\.cpp:8:\d+: error: .*nothing"):
-        find_target("cpu").compile(plain(kernel, PLAIN.replace("x[i]", "nothing[i]")), "native", tmp_path)
+        compile_source(plain(kernel, PLAIN.replace("x[i]", "nothing[i]")), "native", tmp_path)
 
 
 def test_a_parameter_that_a_plain_source_does_not_use_and_a_missing_entry_point_are_refused(kernel: Kernel) -> None:

@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spaces import tiny_space
 
 from evo.errors import SpaceError, UnknownNameError
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Constraint, Ordinal, Space, Value, When, parse_number
+from evo.testing.spaces import tiny_space
 
 
 def test_points_of_a_small_space_are_exactly_the_legal_combinations() -> None:

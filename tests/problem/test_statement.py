@@ -16,7 +16,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import DATA, Cost, draw
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
-from evo.targets import find_target
+from evo.targets import compile_source, find_target
 
 STATEMENT = """
 from evo.problem.kernel import Argument, Kernel, LaunchPlan
@@ -62,7 +62,7 @@ def test_the_derived_gate_passes_what_is_right_alone(tmp_path: Path, right: str,
     workload, session = kernel.example("cpu"), target.open()
     assert kernel.cost(workload) == Cost(bytes=4 * (2 * 300 * 1000 + 1000), flops=0)
     source = render(kernel, "cpu", Genome.of({"unroll": 1}), workload, "native")
-    loaded = session.load(target.compile(source, "native", tmp_path), "scaled")
+    loaded = session.load(compile_source(source, "native", tmp_path), "scaled")
     cases = kernel.cases("cpu", workload)
     others = {"normal rows=0", "normal rows=3 offset=1", "normal rows=17 bias=False", "tiny rows=64 eps=4e-06"}
     assert others < {case.name for case in cases}

@@ -23,7 +23,7 @@ from evo.runtime import choice
 from evo.runtime.choice import rank_on_gpu
 from evo.runtime.manifest import LaunchPlan
 from evo.targets import find_target
-from evo.targets.cpu import compiler_path, extra_features
+from evo.targets.languages.cpp import compiler_path, extra_features
 from tests.export.exports import edit_manifest, request_for
 
 MODULE = find_exporter("module")

@@ -26,9 +26,9 @@ from evo.problem.space import Point
 from evo.search.check import Ablation, measure_ablation
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
+from evo.testing.toy_kernel import TEMPLATE, WORKLOAD, write_kernel
 from tests.ended import run_here
 from tests.lineage import samples as s
-from tests.toy_kernel import TEMPLATE, WORKLOAD, write_kernel
 
 pytestmark = pytest.mark.slow
 

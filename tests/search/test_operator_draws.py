@@ -8,7 +8,6 @@ from collections import Counter
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from spaces import tiled_space
 
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Constraint, Ordinal, Space, When
@@ -17,6 +16,7 @@ from evo.search.operators.crossover import OPERATOR as CROSSOVER
 from evo.search.operators.jump import OPERATOR as JUMP
 from evo.search.operators.mutation import OPERATOR as MUTATION
 from evo.search.operators.structural import OPERATOR as STRUCTURAL
+from evo.testing.spaces import tiled_space
 
 SPACE = tiled_space()
 EIGHTS = Space(parameters=tuple(Ordinal(name=f"p{i}", values=tuple(range(8))) for i in range(10)))

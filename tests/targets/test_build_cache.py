@@ -12,12 +12,12 @@ import pytest
 
 from evo.errors import CompileError, UsageError
 from evo.problem.render import Source
-from evo.targets import CachedBinary, cached_build, find_target
-from evo.targets.cpu import CpuTarget
+from evo.targets import CachedBinary, cached_build, find_language
+from evo.targets.languages.cpp import Cpp
 
-CPU, CUDA = find_target("cpu"), find_target("cuda")
-SOURCE = Source(text='extern "C" void k(float* y) { *y = 1; }', target="cpu", entry="k")
-GPU_SOURCE = Source(text='extern "C" __global__ void k(float* y) { *y = 1; }', target="cuda", entry="k")
+CPP, CUDA_CPP = find_language("cpp"), find_language("cuda_cpp")
+SOURCE = Source(text='extern "C" void k(float* y) { *y = 1; }', target="cpu", language="cpp", entry="k")
+GPU_SOURCE = Source(text='extern "C" __global__ void k(float* y) { *y = 1; }', target="cuda", language="cuda_cpp", entry="k")
 
 
 def entries(folder: Path) -> list[Path]:
@@ -25,7 +25,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def build(folder: Path, source: Source = GPU_SOURCE, arch: str = "sm_89") -> CachedBinary:
-    return cached_build(folder, CUDA, source, arch)
+    return cached_build(folder, CUDA_CPP, source, arch)
 
 
 def test_what_was_built_once_comes_from_the_cache_with_its_seconds(tmp_path: Path) -> None:
@@ -53,30 +53,30 @@ def test_a_header_counts_however_it_is_included_and_one_that_changes_meanwhile_k
 ) -> None:
     header, compiler = tmp_path / "one.hpp", tmp_path / "g++"
     text = f'#include {quotes[0]}one.hpp{quotes[1]}\nextern "C" void k(float* y) {{ *y = ONE; }}'
-    source = Source(text=text, target="cpu", entry="k", include_dirs=(str(tmp_path),))
+    source = Source(text=text, target="cpu", language="cpp", entry="k", include_dirs=(str(tmp_path),))
     header.write_text("#define ONE 1\n")
     compiler.write_text(f"#!/bin/sh\necho '#define ONE 2' > {header}\nexec g++ \"$@\"\n")
     compiler.chmod(0o755)
-    target = CpuTarget(str(compiler))
+    language = Cpp(str(compiler))
     source.digest  # noqa: B018  as it was read
-    two = cached_build(tmp_path / "cache", target, source, "native")
+    two = cached_build(tmp_path / "cache", language, source, "native")
     assert not entries(tmp_path / "cache")
     header.write_text("#define ONE 1\n")
     compiler.write_text("#!/bin/sh\nexec g++ \"$@\"\n")
-    one = cached_build(tmp_path / "cache", target, replace(source), "native")
+    one = cached_build(tmp_path / "cache", language, replace(source), "native")
     assert not one.cached
     assert one.binary.code_hash != two.binary.code_hash
-    assert cached_build(tmp_path / "cache", target, replace(source), "native").cached
+    assert cached_build(tmp_path / "cache", language, replace(source), "native").cached
     header.write_text("#define ONE 2\n")
-    assert cached_build(tmp_path / "cache", target, replace(source), "native").binary.code_hash == two.binary.code_hash
+    assert cached_build(tmp_path / "cache", language, replace(source), "native").binary.code_hash == two.binary.code_hash
 
 
 def test_another_compiler_is_another_key(tmp_path: Path) -> None:
     script = tmp_path / "g++-other"
     script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "g++ other 99" && exit\nexec g++ "$@"\n')
     script.chmod(0o755)
-    other = CpuTarget(compiler=str(script))
-    cached = [cached_build(tmp_path / "cache", target, SOURCE, "native").cached for target in (CPU, other, other)]
+    other = Cpp(compiler=str(script))
+    cached = [cached_build(tmp_path / "cache", language, SOURCE, "native").cached for language in (CPP, other, other)]
     assert cached == [False, False, True]
 
 
@@ -110,14 +110,14 @@ def test_processes_that_race_for_one_key_all_get_the_binary_and_leave_one_entry(
 import sys
 from pathlib import Path
 from evo.problem.render import Source
-from evo.targets import cached_build, find_target
-source = Source(text={GPU_SOURCE.text!r}, target="cuda", entry="k")
-cuda = find_target("cuda")
-cuda.compiler()
+from evo.targets import cached_build, find_language
+source = Source(text={GPU_SOURCE.text!r}, target="cuda", language="cuda_cpp", entry="k")
+language = find_language("cuda_cpp")
+language.compiler()
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(20):
-    print(cached_build(Path({str(tmp_path)!r}), cuda, source, "sm_89").binary.code_hash)
+    print(cached_build(Path({str(tmp_path)!r}), language, source, "sm_89").binary.code_hash)
     if sys.argv[1] == "vandal":
         for entry in Path({str(tmp_path)!r}).rglob("*.build"):
             entry.write_bytes(b"damaged")
@@ -150,7 +150,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence_with_a_remedy(tmp_path: 
 
 def test_a_disk_that_fills_up_leaves_no_half_entry(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    CUDA.compile(GPU_SOURCE, "sm_89", tmp_path)  # whatever the compiler writes once, it has written
+    CUDA_CPP.compile(GPU_SOURCE, "sm_89", tmp_path)  # whatever the compiler writes once, it has written
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))  # like a full disk: writes end early, with an error
     try:
         with pytest.raises(UsageError, match="cannot be written"):

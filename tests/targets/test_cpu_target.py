@@ -16,8 +16,8 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
 from evo.runtime.cpu import share_openmp_runtime
-from evo.targets import cpu, find_target
-from evo.targets.cpu import CpuTarget
+from evo.targets import compile_source, cpu, find_target
+from evo.targets.languages.cpp import Cpp
 
 CPU = find_target("cpu")
 NOWHERE = Launch(grid=(1, 1, 1), block=(1, 1, 1))
@@ -37,8 +37,8 @@ def compiled(tmp_path: Path) -> Compile:
     def compile_text(text: str, entry: str = "scale", arch: str = "native", flags: tuple[str, ...] = ()) -> Binary:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        source = Source(text=text, target="cpu", entry=entry, flags=flags)
-        return CPU.compile(source, arch, folder)
+        source = Source(text=text, target="cpu", language="cpp", entry=entry, flags=flags)
+        return compile_source(source, arch, folder)
 
     return compile_text
 
@@ -177,7 +177,7 @@ def test_an_unknown_architecture_is_refused(compiled: Compile, arch: str) -> Non
 
 def test_a_machine_without_a_compiler_says_how_to_get_one() -> None:
     with pytest.raises(DeviceError, match=r"no C\+\+ compiler found.*looked for no-such-compiler.*apt install g\+\+"):
-        CpuTarget(compiler="no-such-compiler").compiler()
+        Cpp(compiler="no-such-compiler").compiler()
 
 
 def test_a_virtual_machine_is_not_taken_to_own_its_hosts_cache(monkeypatch: pytest.MonkeyPatch) -> None:

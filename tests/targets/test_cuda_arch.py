@@ -13,10 +13,10 @@ from evo.errors import DeviceError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
-from evo.targets import find_target
+from evo.targets import compile_source, find_language, find_target
 from evo.targets.cuda import arch_limits, resident_blocks
 
-CUDA = find_target("cuda")
+CUDA, CUDA_CPP = find_target("cuda"), find_language("cuda_cpp")
 KNOWN = ["sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_120"]
 
 # NVIDIA's calculator, which ships as a header for the host: one block count for every row of numbers.
@@ -52,11 +52,12 @@ def test_blocks_agree_with_nvidias_own_calculator_on_random_kernels(tmp_path: Pa
     source = Source(
         text=ORACLE,
         target="cpu",
+        language="cpp",
         entry="oracle",
         flags=("-Wno-unused-function",),
         include_dirs=(str(find_nvidia_header_directory("cudart")),),
     )
-    oracle = cpu.open().load(cpu.compile(source, "native", tmp_path), "oracle")
+    oracle = cpu.open().load(compile_source(source, "native", tmp_path), "oracle")
     rng = random.Random(0)
     rows, mine = [], []
     for arch in KNOWN:
@@ -96,8 +97,8 @@ def test_blocks_agree_with_nvidias_own_calculator_on_random_kernels(tmp_path: Pa
 def test_occupancy_is_a_share_of_the_threads_and_unknown_for_ptx() -> None:
     limits = arch_limits("sm_89")
     binary = Binary(code=b"", code_hash="", registers=48, smem_static_bytes=0)
-    assert CUDA.occupancy(binary, launch(256), limits) == pytest.approx(5 * 256 / 1536)
-    assert CUDA.occupancy(Binary(code=b"", code_hash=""), launch(256), limits) is None
+    assert CUDA_CPP.occupancy(binary, launch(256), limits) == pytest.approx(5 * 256 / 1536)
+    assert CUDA_CPP.occupancy(Binary(code=b"", code_hash=""), launch(256), limits) is None
 
 
 def test_named_barriers_limit_the_blocks_of_hopper() -> None:
@@ -109,8 +110,8 @@ def test_named_barriers_limit_the_blocks_of_hopper() -> None:
     """
     shares = {}
     for arch in ("sm_89", "sm_90"):
-        source = Source(text=text, target="cuda", entry="pairs", flags=("-DBASE=1",))
-        shares[arch] = CUDA.occupancy(CUDA.compile(source, arch, Path()), launch(128), arch_limits(arch))
+        source = Source(text=text, target="cuda", language="cuda_cpp", entry="pairs", flags=("-DBASE=1",))
+        shares[arch] = CUDA_CPP.occupancy(compile_source(source, arch, Path()), launch(128), arch_limits(arch))
     assert shares == {"sm_89": 1.0, "sm_90": 4 * 128 / 2048}
 
 

@@ -9,8 +9,8 @@ import pytest
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
 from evo.problem.render import Source
-from evo.targets import find_target
-from evo.targets.cuda import ptxas_figures
+from evo.targets import compile_source, find_target
+from evo.targets.languages.cuda_cpp import ptxas_figures
 
 CUDA = find_target("cuda")
 
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(1024) sums(const float* x, float* y
 
 
 def compiled(text: str, entry: str = "scale", arch: str = "sm_89", flags: tuple[str, ...] = ()) -> Binary:
-    return CUDA.compile(Source(text=text, target="cuda", entry=entry, flags=flags), arch, Path())
+    return compile_source(Source(text=text, target="cuda", language="cuda_cpp", entry=entry, flags=flags), arch, Path())
 
 
 def test_a_kernel_compiles_to_a_cubin_with_the_figures_of_ptxas_also_a_second_time() -> None:
@@ -107,8 +107,8 @@ def test_local_headers_are_found_and_change_the_digest(tmp_path: Path) -> None:
 
     def build(value: str) -> tuple[str, str]:
         header.write_text(f"#define BY {value}\n")
-        source = Source(text=text, target="cuda", entry="scale", include_dirs=(str(tmp_path),))
-        return source.digest, CUDA.compile(source, "sm_89", Path()).code_hash
+        source = Source(text=text, target="cuda", language="cuda_cpp", entry="scale", include_dirs=(str(tmp_path),))
+        return source.digest, compile_source(source, "sm_89", Path()).code_hash
 
     first, second = build("2.0f"), build("3.0f")
     assert first[0] != second[0]

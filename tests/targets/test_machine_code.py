@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evo.problem.render import Source
-from evo.targets import find_target
+from evo.targets import compile_source
 from evo.targets._machine_code import has_fence
 
 GPU_TEXT = """
@@ -32,14 +32,14 @@ extern "C" void scale(const float* x, float* y, long long n) {
 
 @cache
 def gpu_hash(text: str = GPU_TEXT, arch: str = "sm_89", *flags: str) -> str:
-    source = Source(text=text, target="cuda", entry="scale", flags=flags)
-    return find_target("cuda").compile(source, arch, Path()).code_hash
+    source = Source(text=text, target="cuda", language="cuda_cpp", entry="scale", flags=flags)
+    return compile_source(source, arch, Path()).code_hash
 
 
 def cpu_hash(folder: Path, text: str = CPU_TEXT, *flags: str) -> str:
     folder.mkdir()
-    source = Source(text=text, target="cpu", entry="scale", flags=flags)
-    return find_target("cpu").compile(source, "native", folder).code_hash
+    source = Source(text=text, target="cpu", language="cpp", entry="scale", flags=flags)
+    return compile_source(source, "native", folder).code_hash
 
 
 @pytest.mark.parametrize("arch", ["sm_89", "sm_120", "compute_89"])
@@ -101,4 +101,5 @@ def test_a_shared_librarys_hash_is_of_its_code_data_and_flags_and_not_of_comment
 @pytest.mark.parametrize(("fence", "has"), [("", False), ("__threadfence_block();", False), ("__threadfence();", True)])
 def test_a_fence_for_other_blocks_is_seen_in_the_code(arch: str, fence: str, has: bool) -> None:
     text = f'extern "C" __global__ void twice(float* p, int* n) {{ *p = 1; {fence} atomicAdd(n, 1); }}'
-    assert has_fence(find_target("cuda").compile(Source(text=text, target="cuda", entry="twice"), arch, Path()).code) == has
+    source = Source(text=text, target="cuda", language="cuda_cpp", entry="twice")
+    assert has_fence(compile_source(source, arch, Path()).code) == has

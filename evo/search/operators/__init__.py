@@ -4,7 +4,6 @@ An operator's point is made legal here, by moving the parameters that the operat
 """
 
 import random
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -47,12 +46,12 @@ class Operator:
 
 
 def operator_names() -> list[str]:
-    return plugin_names(sys.modules[__name__])
+    return plugin_names("operator")
 
 
 def find_operator(name: str) -> Operator:
     """Raises UnknownNameError."""
-    return cast(Operator, find_plugin(sys.modules[__name__], "operator", name))
+    return cast(Operator, find_plugin("operator", name))
 
 
 def move(rng: random.Random, parameter: Parameter, value: Value) -> Value:

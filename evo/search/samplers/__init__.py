@@ -8,7 +8,6 @@ results in the order of the proposals. `Unseen` is what all samplers begin with 
 from __future__ import annotations
 
 import random
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
@@ -60,12 +59,12 @@ SamplerFactory = Callable[[Space, int, Mapping[str, object]], Sampler]
 
 
 def sampler_names() -> list[str]:
-    return plugin_names(sys.modules[__name__])
+    return plugin_names("sampler")
 
 
 def find_sampler(name: str) -> SamplerFactory:
     """Raises UnknownNameError."""
-    return cast(SamplerFactory, find_plugin(sys.modules[__name__], "sampler", name))
+    return cast(SamplerFactory, find_plugin("sampler", name))
 
 
 def read_options(sampler: str, config: type[Config], options: Mapping[str, object]) -> Config:

@@ -3,14 +3,13 @@ from __future__ import annotations
 import statistics
 from itertools import combinations
 
-from spaces import best_score, outcome, play, tiled_space
-
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Ordinal, Space
 from evo.search.operators import operator_names
 from evo.search.samplers import SamplerFactory
 from evo.search.samplers.evolution import SAMPLER as EVOLUTION
 from evo.search.samplers.random import SAMPLER as RANDOM
+from evo.testing.spaces import best_score, outcome, play, tiled_space
 
 MADE = {*operator_names(), "surround"}
 

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from spaces import play, tiny_space
-
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Ordinal, Space, When
 from evo.search.samplers.random import SAMPLER as RANDOM
+from evo.testing.spaces import play, tiny_space
 
 
 def test_every_branch_of_the_conditional_tree_is_as_likely_as_its_siblings() -> None:

@@ -4,11 +4,11 @@ import random
 
 import numpy as np
 import pytest
-from spaces import outcome, tiled_space
 
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Ordinal, Point, Space
 from evo.search.samplers.evolution import Surrogate
+from evo.testing.spaces import outcome, tiled_space
 
 
 def taught(space: Space, genomes: list[Genome], scores: list[float | None], seed: int = 0) -> Surrogate:

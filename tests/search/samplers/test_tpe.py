@@ -4,7 +4,6 @@ import random
 import statistics
 
 import pytest
-from spaces import best_score, outcome, play, tiled_space
 
 from evo.errors import UsageError
 from evo.evaluation import Proposal
@@ -15,6 +14,7 @@ from evo.search.samplers.evolution import SAMPLER as EVOLUTION
 from evo.search.samplers.random import SAMPLER as RANDOM
 from evo.search.samplers.tpe import SAMPLER as TPE
 from evo.search.samplers.tpe import ParzenModel
+from evo.testing.spaces import best_score, outcome, play, tiled_space
 
 
 def test_the_default_comes_first_then_chance_then_the_estimator() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from evo.evaluation import Proposal
@@ -100,11 +101,15 @@ def tight_space() -> Space:
     return Space(
         parameters=tuple(Ordinal(name=n, values=tuple(range(60))) for n in names),
         constraints=tuple(
-            Constraint(name=f"{n}_equal", holds=lambda p, n=n: p[n] == p["p0"], reason="all are equal")
+            Constraint(name=f"{n}_equal", holds=partial(_is_first, n), reason="all are equal")
             for n in names[1:]
         ),
         default=dict.fromkeys(names, 5),
     )
+
+
+def _is_first(name: str, point: Mapping[str, Value]) -> bool:
+    return point[name] == point["p0"]
 
 
 def near(space: Space, wanted: Mapping[str, Value]) -> Point:
