@@ -152,7 +152,7 @@ def open_elsewhere(job: Mapping[str, Any], db: str) -> Iterator[Executor | None]
         yield None
         return
     dtypes = load_kernel(job["kernel"]).dtypes
-    with open_workers(job.get("target") or next(filter(dtypes.__contains__, targets_by_rank())), db, job) as executor:
+    with open_workers(job.get("target") or next(n for n in targets_by_rank() if n in dtypes), db, job) as executor:
         yield executor
 
 

@@ -13,7 +13,6 @@ import torch
 
 from evo.errors import DeviceError, LaunchError
 from evo.evaluation import Binary
-from evo.measure.buffers import has_room
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
 from evo.targets import compile_source, find_target
@@ -263,9 +262,9 @@ def test_a_replay_finds_the_memory_that_the_allocator_has_kept(session: CudaSess
     torch.cuda.empty_cache()
     source = torch.ones(512 << 20, dtype=torch.uint8, device="cuda")
     kept = torch.empty(torch.cuda.mem_get_info()[0] - (256 << 20), dtype=torch.uint8, device="cuda")
-    assert not has_room(session.device, 2 * source.nbytes)
+    assert not CUDA.has_room(2 * source.nbytes)
     del kept
-    assert has_room(session.device, 2 * source.nbytes)
+    assert CUDA.has_room(2 * source.nbytes)
     session.record([source.neg, source.neg]).close()
     torch.cuda.empty_cache()
 

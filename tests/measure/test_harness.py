@@ -188,7 +188,7 @@ def test_a_candidate_that_is_right_is_not_refused(bench: TimingHarness, protocol
 def test_of_a_large_output_rows_from_the_first_to_the_last_are_compared(
     bench: TimingHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness, "_COMPARED_ELEMENTS", {"cpu": 256 * 8})
+    monkeypatch.setattr(find_target("cpu"), "compared_elements", 256 * 8)
 
     def wrong_at(row: int) -> Mistake:
         def mistake(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
