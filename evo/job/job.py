@@ -213,7 +213,7 @@ def choose_target(kernel: Kernel, target: str | None, arch: str | None, place: P
     elif target is None and len(kernel.dtypes) == 1:  # whether such a device is present or not
         (target,) = kernel.dtypes
     elif target is None and place.is_elsewhere:
-        target = next(filter(kernel.dtypes.__contains__, targets_by_rank()))
+        target = next(name for name in targets_by_rank() if name in kernel.dtypes)
     target = find_target(target or _best_present()).name
     kernel.check_target(target)
     return target

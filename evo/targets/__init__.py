@@ -1,6 +1,7 @@
 """Targets: the kinds of machine that candidates run on. One module each, found by its name; it defines `TARGET`, an object
 of protocol `Target`, whose `open` is called in a separate process, which may die with a candidate. In `languages/` there is
-a module for each language that templates are written in. Compilation works on a machine without the device."""
+a module for each language that templates are written in, cheap to import: whoever reads a kernel asks for its suffix.
+Compilation works on a machine without the device."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from evo.executors._device import session as session_of_process
 from evo.executors._worker import MOST_KILLED, Worker
 from evo.executors.local import LocalExecutor
 from evo.job.job import check_workloads
-from evo.measure import Incumbent, TaskData, buffers, gate
+from evo.measure import Incumbent, TaskData, gate
 from evo.problem.genome import Genome
 from evo.problem.kernel import Tensors
 from evo.problem.loading import kernel_digest, load_kernel
@@ -469,7 +469,7 @@ def test_data_of_workloads_that_memory_does_not_hold_together_are_made_again(mon
     first, second = (weakref.ref(_device._harness(d)) for d in data)
     assert _device._harness(data[0]) is first()
     assert _device._harness(data[1]) is second()
-    monkeypatch.setattr(buffers, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(find_target("cpu"), "free_bytes", lambda: 0)
     assert _device._harness(data[1]) is second()
     assert first() is None
     assert _device._harness(data[0]) is not None

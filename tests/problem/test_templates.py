@@ -124,11 +124,10 @@ def test_an_edit_of_either_template_is_another_kernel(kernel: Kernel) -> None:
 def test_what_a_build_knows_of_its_launch_goes_before_what_the_plan_gives() -> None:
     kernel = load_kernel("softmax")
     workload, limits = kernel.example("cuda"), find_target("cuda").limits("sm_90")
-    point = kernel.space("cuda", workload, limits).default
-    point = kernel.space("cuda", workload, limits).complete(point)
+    point = kernel.space("cuda", workload, limits).complete({})
     (stated,) = kernel.sequence("cuda", point, workload, limits).launches
-    compiled = {"threads": 96, "smem_bytes": 512, "entry": "other"}
-    (built,) = kernel.sequence("cuda", point, workload, limits, compiled).launches
+    own = {"threads": 96, "smem_bytes": 512, "entry": "other"}
+    (built,) = kernel.sequence("cuda", point, workload, limits, own).launches
     assert (built.block, built.smem_bytes, built.entry) == ((96, 1, 1), 512, "other")
     assert (built.grid, built.cluster, built.alignment) == (stated.grid, stated.cluster, stated.alignment)
     assert stated.entry == kernel.entry

@@ -3,6 +3,8 @@
 Architectures are what -march takes: native (this machine's), x86-64-v3, znver4, armv8-a, ...
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import re
@@ -11,14 +13,16 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evo.errors import CompileError, DeviceError, UsageError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
-from evo.problem.render import Source
 from evo.runtime.cpu import features, model
 from evo.targets import Language
-from evo.targets._machine_code import code_hash
+
+if TYPE_CHECKING:
+    from evo.problem.render import Source
 
 
 class Cpp:
@@ -43,6 +47,8 @@ class Cpp:
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
         """Raises CompileError; DeviceError for no compiler or an unknown arch; UsageError for a full disk."""
+        from evo.targets._machine_code import code_hash
+
         path = compiler_path(self._compiler)
         check_arch(path, arch)
         command = [

@@ -1,21 +1,24 @@
 """CUDA C++, compiled by NVRTC, with or without a GPU present."""
 
+from __future__ import annotations
+
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
-from evo.problem.render import Source
 from evo.runtime.nvrtc import Compiler, Refused
 from evo.runtime.package import Unavailable
 from evo.targets import Language
-from evo.targets._machine_code import code_hash, triggers_dependents
-from evo.targets.cuda import parse_arch, resident_blocks
+
+if TYPE_CHECKING:
+    from evo.problem.render import Source
 
 
 class CudaCpp:
@@ -46,6 +49,9 @@ class CudaCpp:
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
         """Writes nothing to `workdir`. Registers, spills and the like are None for compute_XX."""
+        from evo.targets._machine_code import code_hash, triggers_dependents
+        from evo.targets.cuda import parse_arch
+
         is_ptx = parse_arch(arch)[0] == "compute"
         code, log = run_nvrtc(source.text, arch, source.flags, source.include_dirs)
         figures = ptxas_figures(log, source.entry)
@@ -61,6 +67,8 @@ class CudaCpp:
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
         """None while registers are unknown (PTX). Raises CompileError if there is no such entry point."""
+        from evo.targets.cuda import resident_blocks
+
         if binary.registers is None:
             return None
         own = ptxas_figures(binary.log, launch.entry) if launch.entry else vars(binary)
@@ -125,6 +133,8 @@ def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable
     Raises CompileError with the log, which names lines; DeviceError where the compiler is missing or does not
     know `arch`.
     """
+    from evo.targets.cuda import parse_arch
+
     numbers = _compiler().architectures()
     if parse_arch(arch)[1] not in numbers:
         raise DeviceError(
