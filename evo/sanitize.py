@@ -40,7 +40,8 @@ from evo.measure import Request
 from evo.problem.kernel import Kernel, Launch, LaunchSequence
 from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render
-from evo.targets import Session, Target, find_target
+from evo.runtime.cpu import Aligned
+from evo.targets import Session, Structure, Target, find_target
 from evo.targets.cpu import CpuTarget, compiler_path
 
 if TYPE_CHECKING:
@@ -408,15 +409,21 @@ def _load_on_cpu(folder: Path) -> _MakeCall:
 
     def make_call(launches: Sequence[Launch], values: Sequence[object], filled: bool) -> dict[int, bytes]:
         held: dict[int, tuple[int, int]] = {}
-        arguments: list[object] = []
+        arguments: list[Any] = []
         for place, value in enumerate(values):
-            if isinstance(value, _Memory):
+            if isinstance(value, Structure):
+                arguments.append(value)
+            elif isinstance(value, _Memory):
                 size, content = len(value.data), value.content(filled)
                 held[place] = allocate(_ALIGNMENT, size), size
                 ctypes.memmove(held[place][0], content, len(content))
                 arguments.append(ctypes.c_void_p(held[place][0] + value.lead_bytes))
             else:
                 arguments.append(value if value is None else _C_TYPES[type(value).__name__](value))
+        plain = [getattr(argument, "value", argument) for argument in arguments]
+        for place, value in enumerate(arguments):
+            if isinstance(value, Structure):
+                arguments[place] = Aligned(value.size, value.alignment).from_param(value.content(plain))
         for launch in launches:
             library[launch.entry](*arguments)
         return {place: ctypes.string_at(address, size) for place, (address, size) in held.items()}

@@ -21,7 +21,7 @@ from evo.evaluation import Binary, is_disturbed
 from evo.export import ExportItem, ExportRequest
 from evo.problem.formats import all_tables, unfit
 from evo.problem.genome import Genome
-from evo.problem.kernel import DTYPE_BYTES, INTEGER_BYTES, Argument, Kernel, LaunchPlan, Workload
+from evo.problem.kernel import ELEMENT_BYTES, Argument, Kernel, LaunchPlan, Workload
 from evo.problem.render import Source, render
 from evo.problem.space import Point
 from evo.runtime import cpu
@@ -40,7 +40,6 @@ _SLOWEST_ELSEWHERE = 1.5
 _SHARED = "a variant that serves several workloads is nearly as fast"
 _STATED_ONCE = ("fixed", "recipe", "compiler")
 """What a manifest states for all sources of a target, as far as it is the first one's."""
-_BYTES = {**DTYPE_BYTES, **INTEGER_BYTES}
 _TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created")
 _PSABI = {
     "x86-64": "sse sse2",
@@ -130,7 +129,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             "digest": kernel.digest,
             "entry": kernel.entry,
             "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
-            "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype, **_ties(kernel, a)} for a in kernel.arguments],
+            "arguments": [_argument_record(kernel, a) for a in kernel.arguments],
             "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
         },
         "measured_on": [{name: told for name, told in part.environment.items() if told} for part in parts],
@@ -142,13 +141,16 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
     return manifest, files
 
 
-def _ties(kernel: Kernel, output: Argument) -> dict[str, Any]:
-    """The axis is counted from the last, as a function may take more axes before those of the kernel."""
-    if output.ties is None:
-        return {}
-    name, axis = output.ties
-    axes = next(len(a.shape) for a in kernel.arguments if a.name == name)
-    return {"ties": (name, axis % axes - axes)}
+def _argument_record(kernel: Kernel, argument: Argument) -> dict[str, Any]:
+    """The axis of ties is counted from the last, as a function may take more axes before those of the kernel."""
+    record: dict[str, Any] = {"name": argument.name, "kind": argument.kind, "dtype": argument.dtype}
+    if argument.kind == "structure":
+        record |= {"bytes": argument.size_bytes, "alignment": argument.alignment}
+    if argument.ties is not None:
+        name, axis = argument.ties
+        axes = next(len(a.shape) for a in kernel.arguments if a.name == name)
+        record["ties"] = (name, axis % axes - axes)
+    return record
 
 
 def _fitting(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[list[ExportRequest], list[dict[str, str]]]:
@@ -287,9 +289,13 @@ def _build_elsewhere(
 
 
 def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:
-    """Options that are constants of a binary. A module chooses by them as it does by sizes: off is 0, on is 1."""
-    fixed = {name for names in kernel.compile_time_dims.values() for name in names}
-    return [{"name": name, "low": 0, "high": 1} for name in kernel.options if name in fixed]
+    """Options that are constants of a binary. A module chooses by them as it does by sizes: off is 0, on is 1, and one with
+    choices is the place among them."""
+    fixed, found = {name for names in kernel.compile_time_dims.values() for name in names}, list[dict[str, Any]]()
+    for name in (name for name in kernel.options if name in fixed):
+        choices = kernel.choices.get(name, ())
+        found.append({"name": name, "low": 0, "high": max(1, len(choices) - 1), **({"choices": choices} if choices else {})})
+    return found
 
 
 def _variant_record(
@@ -337,7 +343,7 @@ def _variant_record(
 
 def workload_record(kernel: Kernel, workload: Workload) -> dict[str, Any]:
     dims = {d.name: workload.dim(d.name) for d in kernel.dimensions}
-    dims |= {d["name"]: int(workload.option(d["name"])) for d in _compiled_in(kernel)}
+    dims |= {d["name"]: kernel.number_of(d["name"], workload.option(d["name"])) for d in _compiled_in(kernel)}
     return {"key": workload.key, "dims": dims, "dtype": workload.dtype, "options": dict(workload.options)}
 
 
@@ -369,7 +375,7 @@ def _plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload
     for a in kernel.arguments:
         if a.size is not None:
             factors = a.size(target, genome.parameters, workload)
-            size = math.prod(f for f in factors if isinstance(f, int)) * _BYTES[a.dtype]
+            size = math.prod(f for f in factors if isinstance(f, int)) * ELEMENT_BYTES[a.dtype]
             workspace.append((size, [f for f in factors if isinstance(f, str)], a.zeroed))
     return first | ({"then": then} if then else {}) | ({"workspace": workspace} if workspace else {})
 

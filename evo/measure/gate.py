@@ -65,7 +65,7 @@ from evo.runtime.tolerance import (
     input_roundings,
     verdict,
 )
-from evo.targets import Hazards, Session
+from evo.targets import Hazards, Session, Structure
 
 _FEW_ELEMENTS, _DRAWS = 1 << 14, 8
 """The largest change in so few elements of the outputs is luck, too: the largest of so many draws is taken."""
@@ -80,7 +80,7 @@ _SMALLER_S = 0.25
 _REPEATS = 4
 """Launches of one trial that show whether its result is the same each time."""
 _ODD_VALUE = 12288.0
-"""Exact in every dtype, and written by no kernel."""
+"""Exact in every dtype of 16 bits and more, and written by no kernel."""
 
 _CHANCE = "another result when launched again"
 
@@ -503,12 +503,16 @@ _NUMBERS: Mapping[str, Callable[[Any], object]] = {"float32": float, "float64": 
 def argument_values(
     kernel: Kernel, workload: Workload, inputs: Tensors, outputs: Mapping[str, torch.Tensor]
 ) -> tuple[object, ...]:
-    """The entry point's arguments in order: tensors, None for an absent optional one, numbers."""
-    sizes = {**dict(workload.dims), **dict(workload.options)}
+    """The entry point's arguments in order: tensors, None for an absent optional one, numbers, structures."""
+    sizes: dict[str, Any] = {**dict(workload.dims), **dict(workload.options)}
     tensors = {**inputs, **outputs}
     values: list[object] = []
+    places = {a.name: place for place, a in enumerate(kernel.arguments)}
     for a in kernel.arguments:
-        if a.kind != "scalar":
+        if a.kind == "structure":
+            fields = tuple((places[n], 0) if n in places else (-1, sizes[n]) for n in a.fields)
+            values.append(Structure(layout=a.layout, size=a.size_bytes, alignment=a.alignment, fields=fields))
+        elif a.kind != "scalar":
             values.append(tensors.get(a.name) if a.optional else tensors[a.name])
         elif a.stride_of is not None:
             tensor = tensors[a.stride_of[0]]
@@ -532,9 +536,9 @@ def allocate_outputs(kernel: Kernel, workload: Workload, device: torch.device) -
 
 def poison(output: torch.Tensor, e: Expected, right: torch.Tensor) -> None:
     """Fills an output, or a part of it that should be `right`, with what is wrong: NaN, but where NaN may be expected; of
-    integers, none that is right."""
-    if e.exact:
-        bits(output).copy_(~bits(right))
+    integers, and of 8 bits where NaN may be expected, none that is right."""
+    if e.exact or (output.itemsize == 1 and not e.all_finite):
+        bits(output).copy_(~bits(right.to(output.dtype)))
     else:
         output.fill_(float("nan") if e.all_finite else _ODD_VALUE)
 

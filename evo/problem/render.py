@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from traceback import walk_tb
 from types import SimpleNamespace
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -100,8 +101,9 @@ class _Asked(UserDict[str, Value]):
 def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch: str) -> Source:
     """The source of one candidate.
 
-    Template variables: `p` (the genome's parameters), `dtype`, `dims` and `options` (those that are compiled in), `arch`.
-    In a plain source, parameters, dimensions and options are macros.
+    Template variables: `p` (the genome's parameters), `dtype`, `dims` and `options` (those that are compiled in), `arch`,
+    `types` (of an argument's elements or number in C++, by name). In a plain source, parameters, dimensions, options and,
+    as NAME_type, types are macros.
     Raises TemplateError with the file, the line and what is wrong.
     """
     file, binding, point = _template_file(kernel, target), kernel.binding(target, workload), _Asked(genome.parameters)
@@ -111,7 +113,8 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
         text = _fill(kernel, file.name, SimpleNamespace(**values), binding, arch)
     else:
         kernel.plan(target, point, workload)
-        sizes = {**dict(binding.dims), **dict(binding.options)}
+        types = {f"{name}_type": text for name, text in types_of(kernel, file, binding).items()}
+        sizes = {**types, **dict(binding.dims), **dict(binding.options)}
         text = define_macros(file, kernel.entry, {**sizes, **values}, genome.parameters.keys() - point.asked)
     return Source(
         text=text,
@@ -161,11 +164,27 @@ def _template_file(kernel: Kernel, target: str) -> Path:
     return found[0]
 
 
+_TYPES = {
+    "float16": ("__half", "_Float16"), "bfloat16": ("__nv_bfloat16", "unsigned short"), "float32": "float",
+    "float64": "double", "float8_e4m3fn": ("__nv_fp8_e4m3", "unsigned char"),
+    "float8_e5m2": ("__nv_fp8_e5m2", "unsigned char"), "bool": "bool", "uint8": "unsigned char", "int8": "signed char",
+    "int16": "short", "int32": "int", "int64": "long long",
+}  # fmt: skip
+"""Type of an element, by dtype: in CUDA C++ and in C++, which may have none and then knows the bits alone."""
+
+
+def types_of(kernel: Kernel, file: Path, binding: Workload) -> dict[str, str]:
+    """Type of each argument's elements, or of the number that it is, by name, as a template in that file writes it."""
+    dtypes = {a.name: _TYPES[a.dtype_of(binding)] for a in kernel.arguments if a.kind != "structure"}
+    return {name: t if isinstance(t, str) else t[".cu" not in file.suffixes] for name, t in dtypes.items()}
+
+
 # -- a template in Jinja ------------------------------------------------------------------------------------------
 
 
 def _fill(kernel: Kernel, file: str, point: SimpleNamespace, binding: Workload, arch: str) -> str:
-    named = {"p": point, "dims": SimpleNamespace(**dict(binding.dims)), "options": SimpleNamespace(**dict(binding.options))}
+    spaces: dict[str, dict[str, Any]] = {"dims": dict(binding.dims), "options": dict(binding.options), "types": types_of(kernel, Path(file), binding)}
+    named = {"p": point, **{name: SimpleNamespace(**values) for name, values in spaces.items()}}
     try:
         template = template_environment(kernel.folder, template_root()).get_template(file)
         return template.render(**named, dtype=binding.dtype, arch=arch)
@@ -173,7 +192,8 @@ def _fill(kernel: Kernel, file: str, point: SimpleNamespace, binding: Workload, 
         raise TemplateError(f"{kernel.folder / (error.name or file)}, line {error.lineno}: {error.message}") from error
     except jinja2.UndefinedError as error:
         place = _place(error, kernel.folder / file)
-        message = (error.message or "").replace("'types.SimpleNamespace object' has no attribute", "p, dims or options lack")
+        said, known_of = "'types.SimpleNamespace object' has no attribute", "p, dims, options or types lack"
+        message = (error.message or "").replace(said, known_of)
         known = ", ".join(["dtype", "arch", *(f"{of}.{name}" for of, values in named.items() for name in vars(values))])
         raise TemplateError(f"{place}: {message}; there are {known}") from error
     except Exception as error:  # a filter or an expression in the template failed

@@ -6,15 +6,14 @@ Reference: CUDA Driver API, sections Module Management and Execution Control.
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .driver import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, ask, error_text, load_driver
+from .driver import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, Slot, ask, error_text, load_driver
 from .manifest import LaunchPlan, launchable
 from .package import Busy, Unavailable, Variant
 
@@ -22,9 +21,6 @@ _STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunct
 _NO_CONTEXT = 201
 _CAPTURE_ERRORS = range(900, 920)
 _RELAXED = 2  # CUstreamCaptureMode
-
-_WORDS = {"P": "Q", "q": "q", "d": "d", "i": "i4x", "f": "f4x"}
-"""How struct writes an argument into 8 bytes."""
 
 # torch's public ways to ask these make objects first, which takes longer than the launch.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -147,18 +143,17 @@ class CudaCall:
         self.how = how
         self.sizes = tuple(sizes.values())
         self.workspace = variant.workspace(sizes)
-        codes = variant.arguments
-        self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in codes)).pack_into
-        self._addresses = [i for i, code in enumerate(codes) if code == "P"]
+        slots = variant.arguments
+        self._addresses = [i for i, (code, _) in enumerate(slots) if code == "Q"]
         pairs = zip(variant.plans, function.handles, strict=True)
-        self._steps = [_Step(plan, handles, sizes, function.multiprocessors, len(codes)) for plan, handles in pairs]
+        self._steps = [_Step(plan, handles, sizes, function.multiprocessors, slots) for plan, handles in pairs]
         self._driver, self._function, self._retire = load_driver(), function, retire
         self._launch, self._index = self._driver.cuLaunchKernelEx, function.index
 
-    def __call__(self, *values: float) -> bool:
+    def __call__(self, *values: Any) -> bool:
         bits = 0
         for i in self._addresses:
-            bits |= values[i]  # type: ignore[operator]
+            bits |= values[i]
         stream = current_stream(self._index)
         for step in self._steps:
             handle, frames = step.unaligned if bits & step.misaligned else step.aligned
@@ -166,7 +161,7 @@ class CudaCall:
                 frame = frames.pop()
             except IndexError:
                 frame = step.frame(frames)
-            self._pack(frame.words, 0, *values)
+            frame.pack(*values)
             frame.config.stream = stream
             error = _NO_CONTEXT
             if _current_device() == self._index:
@@ -186,13 +181,18 @@ class _Step:
     """One launch: for addresses that are `aligned` and that are not the function, and frames that no thread is using."""
 
     def __init__(
-        self, plan: LaunchPlan, handles: tuple[int, int], sizes: Mapping[str, int], multiprocessors: int, arguments: int
+        self,
+        plan: LaunchPlan,
+        handles: tuple[int, int],
+        sizes: Mapping[str, int],
+        multiprocessors: int,
+        slots: Sequence[Slot],
     ) -> None:
         """Raises Unavailable."""
         x, y, z = self._blocks = plan.grid(sizes, multiprocessors)
         if not launchable(self._blocks):
             raise Unavailable(f"it would need a grid of {x} x {y} x {z} blocks")
-        self._plan, self._arguments, self.misaligned = plan, arguments, plan.alignment - 1
+        self._plan, self._slots, self.misaligned = plan, slots, plan.alignment - 1
         frames: tuple[list[Frame], list[Frame]] = [], []  # list.append and list.pop are atomic
         self.aligned, self.unaligned = zip(map(ctypes.c_void_p, handles), frames, strict=True)
 
@@ -200,4 +200,4 @@ class _Step:
         """One more."""
         plan, aligned = self._plan, frames is self.aligned[1]
         how = (plan.smem_bytes, plan.cluster, plan.programmatic) if aligned else (0, 1, False)
-        return Frame(self._blocks, plan.threads, *how, self._arguments)
+        return Frame(self._blocks, plan.threads, *how, self._slots)

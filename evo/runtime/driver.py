@@ -6,7 +6,9 @@ Reference: CUDA Driver API, sections Module Management and Execution Control.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+import struct
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 from .package import Unavailable
@@ -66,18 +68,35 @@ def driver_version() -> int:
     return version.value
 
 
+Slot = tuple[str, int]
+"""Format of an entry point's parameter for `struct`, and its alignment: ("Q", 8) of an address, ("128s", 64)."""
+_MOST_ALIGNED = 256
+
+
 class Frame:
-    """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns.
+    """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns. `pack`
+    writes them.
 
     cuLaunchKernelEx takes four parameters, where cuLaunchKernel takes eleven that ctypes would convert every time.
     """
 
     def __init__(
-        self, blocks: tuple[int, int, int], threads: int, smem_bytes: int, cluster: int, programmatic: bool, arguments: int
+        self,
+        blocks: tuple[int, int, int],
+        threads: int,
+        smem_bytes: int,
+        cluster: int,
+        programmatic: bool,
+        slots: Sequence[Slot],
     ) -> None:
-        self.words = ctypes.create_string_buffer(8 * arguments)
-        base = ctypes.addressof(self.words)
-        self._pointers = (ctypes.c_void_p * arguments)(*(base + 8 * i for i in range(arguments)))
+        form, places = "=", list[int]()
+        for code, alignment in slots:
+            form += f"{-struct.calcsize(form) % alignment}x{code}"
+            places.append(struct.calcsize(form) - struct.calcsize(f"={code}"))
+        memory = ctypes.create_string_buffer(struct.calcsize(form) + _MOST_ALIGNED)
+        start = -ctypes.addressof(memory) % _MOST_ALIGNED
+        self.pack = partial(struct.Struct(form).pack_into, memory, start)
+        self._pointers = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(memory) + start + place for place in places))
         attributes = []
         if cluster > 1:
             attributes.append(_LaunchAttribute(id=_CLUSTER_DIMENSION, value=(cluster, 1, 1)))

@@ -17,13 +17,14 @@ import torch
 from evo.errors import DeviceError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
-from evo.runtime.cpu import keep_freed_memory, share_openmp_runtime
+from evo.runtime.cpu import Aligned, keep_freed_memory, share_openmp_runtime
 from evo.runtime.timing import watch
-from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
+from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, Structure
 
 
 class CpuLoaded:
-    """A library, and an entry point of it: extern "C", void, of pointers, int64, int32, double and float arguments."""
+    """A library, and an entry point of it: extern "C", void, of pointers, int64, int32, double and float arguments, and of
+    references to structures."""
 
     def __init__(self, path: str, entry: str) -> None:
         """Raises LaunchError."""
@@ -51,10 +52,13 @@ class CpuLoaded:
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         """Of `launch` only the entry point counts here. Returns when the call is done."""
-        words: list[object] = []
-        types: list[type] = []
+        words: list[Any] = []
+        types: list[Any] = []
         for value in values:
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Structure):
+                words.append(value)
+                types.append(Aligned(value.size, value.alignment))
+            elif isinstance(value, torch.Tensor):
                 if value.device.type != "cpu":
                     raise LaunchError(f"argument {len(words)} of {self._entry!r} is on {value.device}, not in memory")
                 words.append(value.data_ptr())
@@ -71,7 +75,7 @@ class CpuLoaded:
         function = self._functions.get(launch.entry) or self._find(launch.entry)
         if function.argtypes != (found := tuple(types)):
             function.argtypes = found
-        function(*words)
+        function(*(word.content(words) if isinstance(word, Structure) else word for word in words))
 
     @property
     def fenced(self) -> bool:

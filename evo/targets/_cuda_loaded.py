@@ -14,7 +14,8 @@ import numpy as np
 from evo.errors import LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
-from evo.runtime.driver import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, load_driver
+from evo.runtime.driver import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, Slot, load_driver
+from evo.targets import Structure
 from evo.targets._machine_code import has_fence
 from evo.targets.cuda import (
     device_arch,
@@ -61,7 +62,7 @@ class CudaLoaded:
         self._smem_allowed = SMEM_WITHOUT_OPT_IN - self._smem_static_bytes
         self._cluster_allowed = PORTABLE_CLUSTER
         self._frame: tuple[object, Frame | None] = (None, None)
-        self._checked_form: str | None = None
+        self._checked: list[Slot] | None = None
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         if launch.entry not in ("", self._entry):
@@ -69,7 +70,7 @@ class CudaLoaded:
                 self._others[launch.entry] = CudaLoaded(self._module, launch.entry, self._limits, self._code, self._stream)
             self._others[launch.entry](values, launch)
             return
-        form, words, addresses = self._read(values)
+        slots, words, addresses = self._read(values)
         function, entry = self._function, self._entry
         if addresses & (launch.alignment - 1):
             launch = replace(launch, smem_bytes=0, cluster=1, programmatic=False)
@@ -79,10 +80,10 @@ class CudaLoaded:
                 launch = replace(launch, smem_bytes=self._limits.smem_bytes_per_block - self._smem_static_bytes)
             self._opt_in(launch)
         known, frame = self._frame
-        if frame is None or known != (launch, len(words)):
-            frame = Frame(launch.grid, launch.block[0], launch.smem_bytes, launch.cluster, launch.programmatic, len(words))
-            self._frame = (launch, len(words)), frame
-        struct.pack_into(form, frame.words, 0, *words)
+        if frame is None or known != (launch, slots):
+            frame = Frame(launch.grid, launch.block[0], launch.smem_bytes, launch.cluster, launch.programmatic, slots)
+            self._frame = (launch, slots), frame
+        frame.pack(*words)
         frame.config.stream = self._stream()
         if error := load_driver().cuLaunchKernelEx(frame.address, ctypes.c_void_p(int(function)), frame.arguments, None):
             why = error_text(self._driver, self._driver.CUresult(error))
@@ -125,42 +126,45 @@ class CudaLoaded:
         except (AttributeError, RuntimeError):
             return None
 
-    def _read(self, values: Sequence[Any]) -> tuple[str, list[float], int]:
-        """How struct packs the arguments, 8 bytes apart (addresses, integers, doubles as 64 bits, floats and int32 as 32),
-        these, and the bitwise or of all addresses, from which their common alignment follows."""
-        codes, words, addresses = [], list[float](), 0
+    def _read(self, values: Sequence[Any]) -> tuple[list[Slot], list[Any], int]:
+        """How the arguments are packed (addresses, integers, doubles as 64 bits, floats and int32 as 32), these, and the
+        bitwise or of all addresses, from which their common alignment follows."""
+        slots, words, addresses = list[Slot](), list[Any](), 0
         for value in values:
-            if hasattr(value, "data_ptr"):  # PyTorch's, or an allocation of this module's
+            if isinstance(value, Structure):
+                slots.append((f"{value.size}s", value.alignment))
+                words.append(value)
+            elif hasattr(value, "data_ptr"):  # PyTorch's, or an allocation of this module's
                 if not value.is_cuda:
                     raise LaunchError(f"argument {len(words)} of {self._entry!r} is on {value.device}, not on the GPU")
-                codes.append("Q")
+                slots.append(("Q", 8))
                 words.append(address := value.data_ptr())
                 addresses |= address
             elif value is None:
-                codes.append("Q")
+                slots.append(("Q", 8))
                 words.append(0)
             elif isinstance(value, float):
-                codes.append("d" if isinstance(value, np.float64) else "f4x")
+                slots.append(("d", 8) if isinstance(value, np.float64) else ("f", 4))
                 words.append(value)
             else:
-                codes.append("i4x" if isinstance(value, np.int32) else "q")
+                slots.append(("i", 4) if isinstance(value, np.int32) else ("q", 8))
                 words.append(operator.index(value))
-        form = "=" + "".join(codes)
-        if form != self._checked_form:
-            self._check(codes)
-            self._checked_form = form
-        return form, words, addresses
+        if slots != self._checked:
+            self._check(slots)
+            self._checked = slots
+        return slots, [word.content(words) if isinstance(word, Structure) else word for word in words], addresses
 
-    def _check(self, codes: list[str]) -> None:
+    def _check(self, slots: list[Slot]) -> None:
         # With a wrong count or size the driver would read past the buffer and crash.
         if self._sizes is None:
             return
-        if len(codes) != len(self._sizes):
-            raise LaunchError(f"{self._entry!r} takes {len(self._sizes)} arguments, got {len(codes)}")
-        for i, (code, size) in enumerate(zip(codes, self._sizes, strict=True)):
-            passed = 4 if code.endswith("4x") else 8
+        if len(slots) != len(self._sizes):
+            raise LaunchError(f"{self._entry!r} takes {len(self._sizes)} arguments, got {len(slots)}")
+        for i, ((code, _), size) in enumerate(zip(slots, self._sizes, strict=True)):
+            passed = struct.calcsize(f"={code}")
             if passed != size:
-                kind = {"Q": "an address", "q": "an integer", "d": "a double", "i4x": "an int32", "f4x": "a float"}[code]
+                known = {"Q": "an address", "q": "an integer", "d": "a double", "i": "an int32", "f": "a float"}
+                kind = known.get(code, "a structure")
                 raise LaunchError(f"parameter {i} of {self._entry!r} has {size} bytes; {kind} is passed as {passed}")
 
     def _opt_in(self, launch: Launch) -> None:
