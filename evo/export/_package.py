@@ -130,7 +130,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             "entry": kernel.entry,
             "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
             "arguments": [_argument_record(kernel, a) for a in kernel.arguments],
-            "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
+            "tolerance": {dtype: asdict(kernel.tolerance[dtype]) for dtype in kernel.tolerance if dtype in _dtypes(kernel)},
         },
         "measured_on": [{name: told for name, told in part.environment.items() if told} for part in parts],
         "exported_on": {"machine": cpu.machine(), "python": platform.python_version(), "torch": version("torch")},
@@ -139,6 +139,13 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
         "left_out": left_out,
     }
     return manifest, files
+
+
+def _dtypes(kernel: Kernel) -> set[str]:
+    """The dtypes of its problems, and others that an output may have."""
+    own = {dtype for dtypes in kernel.dtypes.values() for dtype in dtypes}
+    every = {"problem": own, "opmath": {"float32", "float64"}, **kernel.choices}
+    return own.union(*(every.get(a.dtype, {a.dtype}) for a in kernel.outputs()))
 
 
 def _argument_record(kernel: Kernel, argument: Argument) -> dict[str, Any]:

@@ -175,7 +175,8 @@ def call_reference(kernel: Kernel, inputs: Tensors, workload: Workload) -> objec
     """The baseline of a statement that names no other. PyTorch computes nothing in 8 bits."""
     import torch
 
-    tensors = {n: t.to(getattr(torch, workload.dtype)) if t is not None and _is_narrow(t, 1) else t for n, t in inputs.items()}
+    dtype = getattr(torch, workload.dtype)
+    tensors = {n: t.to(dtype) if t is not None and _is_narrow(t, 1) else t for n, t in inputs.items()}
     return kernel.reference(tensors, workload)
 
 

@@ -183,7 +183,8 @@ def types_of(kernel: Kernel, file: Path, binding: Workload) -> dict[str, str]:
 
 
 def _fill(kernel: Kernel, file: str, point: SimpleNamespace, binding: Workload, arch: str) -> str:
-    spaces: dict[str, dict[str, Any]] = {"dims": dict(binding.dims), "options": dict(binding.options), "types": types_of(kernel, Path(file), binding)}
+    spaces: dict[str, dict[str, Any]] = {"dims": dict(binding.dims), "options": dict(binding.options)}
+    spaces["types"] = types_of(kernel, Path(file), binding)
     named = {"p": point, **{name: SimpleNamespace(**values) for name, values in spaces.items()}}
     try:
         template = template_environment(kernel.folder, template_root()).get_template(file)

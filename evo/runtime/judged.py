@@ -94,8 +94,9 @@ class Judge:
         if "+" in data:
             return None
         inputs = self._kernel.inputs(workload, data, generator)
-        dtypes = {n: getattr(torch, str(v)) for n, v in workload.options if any(a.dtype == n for a in self._kernel.arguments)}
-        problem = {**dict(workload.dims), **dict(workload.options), **dtypes}
+        options = dict(workload.options)
+        dtypes = {a.dtype: getattr(torch, str(options[a.dtype])) for a in self._kernel.arguments if a.dtype in options}
+        problem = {**dict(workload.dims), **options, **dtypes}
         argument = {a: k for k, a in self._function.tensors.items()}
         found = []
         for name, parameter in self._parameters.items():
@@ -110,8 +111,8 @@ class Judge:
             else:
                 raise ValueError(f"`call` of the function says nothing of argument {name!r}")
         args = tuple(found)
-        sizes, options = self._problem_of(args)
-        same = {**dict(workload.options), **options} == dict(workload.options) and sizes == dict(workload.dims)
+        sizes, found_options = self._problem_of(args)
+        same = {**dict(workload.options), **found_options} == dict(workload.options) and sizes == dict(workload.dims)
         return args if same and self._asks_for_the_same(workload) else None
 
     def _asks_for_the_same(self, workload: Any) -> bool:
