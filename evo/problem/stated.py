@@ -46,7 +46,7 @@ def wrong_ties(kernel: Kernel, output: Argument, name: str, axis: int) -> str:
 
 def faults_of_structure(kernel: Kernel, a: Argument) -> Iterator[str]:
     """What is wrong with the parts of a structure in an argument."""
-    if (a.kind == "structure") != bool(a.layout and a.fields):
+    if not all((a.layout, a.fields)) if a.kind == "structure" else any((a.layout, a.fields)):
         yield f": argument {a.name!r}: every structure, and nothing else, has a `layout` and `fields`"
     elif a.kind == "structure":
         try:
