@@ -175,19 +175,17 @@ def call_reference(kernel: Kernel, inputs: Tensors, workload: Workload) -> objec
     """The baseline of a statement that names no other. PyTorch computes nothing in 8 bits."""
     import torch
 
-    dtype = getattr(torch, workload.dtype)
-    tensors = {n: t.to(dtype) if t is not None and _is_narrow(t, 1) else t for n, t in inputs.items()}
+    tensors, own = dict(inputs), (a for a in kernel.arguments if a.kind == "input" and a.dtype not in ("problem", "opmath"))
+    for a in own:
+        if (t := inputs[a.name]) is not None and t.is_floating_point() and t.itemsize == 1:
+            tensors[a.name] = t.to(getattr(torch, workload.dtype))
     return kernel.reference(tensors, workload)
 
 
 def in_float32(kernel: Kernel, inputs: Tensors, workload: Workload) -> object:
     """The reference in float32: no kernel computes in 16 bits throughout, as it would."""
-    tensors = {n: t.float() if t is not None and _is_narrow(t, 2) else t for n, t in inputs.items()}
-    return kernel.reference(tensors, workload)
-
-
-def _is_narrow(tensor: torch.Tensor, most_bytes: int) -> bool:
-    return tensor.is_floating_point() and tensor.itemsize <= most_bytes
+    short = {n: t for n, t in inputs.items() if t is not None and t.is_floating_point() and t.itemsize <= 2}
+    return kernel.reference({**inputs, **{n: t.float() for n, t in short.items()}}, workload)
 
 
 def cost(kernel: Kernel, workload: Workload) -> Cost:
