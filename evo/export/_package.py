@@ -118,8 +118,9 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             if name.startswith("/") or ".." in name:
                 raise KernelError(f"{record['source']} includes {name!r}, which is not below its include folders")
             files[name] = text.encode()
-    for m in left_out:
-        if not any((v["target"], v["arch"]) == (m["target"], m["arch"]) for v in variants):
+    for m in left_out:  # a GPU's own instructions have no PTX
+        found = {m["arch"], m["arch"].replace("compute_", "sm_")}
+        if not any(v["target"] == m["target"] and v["arch"] in found for v in variants):
             raise UsageError(f"nothing here can be exported for {m['arch']}; of {m['candidate']}, for one: {m['reason']}")
     manifest = {
         "kernel": {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -16,6 +17,21 @@ from .package import Unavailable
 
 _SOURCE_NAME = b"candidate.cu"
 """What the compiler's messages call the source: candidate.cu(12): error: ..."""
+
+
+_NEEDS = re.compile(r"^// needs (sm_\d+a)\b", re.MULTILINE)
+
+
+def own_arch(source: str, arch: str) -> str:
+    """The architecture that a source is compiled for where code for `arch` is wanted: that in its line `// needs sm_90a`, if
+    it has one, as it uses instructions of that GPU alone. Raises Unavailable for code of another GPU, and for PTX, which is
+    for others, too."""
+    found = _NEEDS.search(source)
+    if found is None or arch == found[1]:
+        return arch
+    if f"{arch}a" != found[1]:
+        raise Unavailable(f"its source needs {found[1]}, and code for {arch} is wanted")
+    return found[1]
 
 
 class Refused(Unavailable):

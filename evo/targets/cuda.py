@@ -20,7 +20,7 @@ from evo.errors import CompileError, DeviceError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
-from evo.runtime.nvrtc import Compiler, Refused
+from evo.runtime.nvrtc import Compiler, Refused, own_arch
 from evo.runtime.package import Unavailable
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._machine_code import code_hash, triggers_dependents
@@ -91,8 +91,13 @@ class CudaTarget:
         return f"nvrtc {version}, headers {headers.group(1) if headers else 'unknown'}"
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
-        """Writes nothing to `workdir`. Registers, spills and the like are None for compute_XX."""
+        """Writes nothing to `workdir`. Registers, spills and the like are None for compute_XX. A source with a line
+        `// needs sm_90a` is compiled for that where code for sm_90 is wanted."""
         is_ptx = parse_arch(arch)[0] == "compute"
+        try:
+            arch = own_arch(source.text, arch)
+        except Unavailable as error:
+            raise CompileError(str(error)) from None
         code, log = run_nvrtc(source.text, arch, source.flags, source.include_dirs)
         figures = ptxas_figures(log, source.entry)
         if f".entry {source.entry}(".encode() not in code if is_ptx else figures is None:

@@ -1,4 +1,4 @@
-"""A kernel whose arguments have three dtypes and a structure of 128 bytes, on the whole way from `evo check` to a package."""
+"""A kernel whose arguments have three dtypes and a structure of 128 bytes, from `evo check` to a package."""
 
 from __future__ import annotations
 

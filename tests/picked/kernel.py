@@ -1,5 +1,5 @@
-"""Rows of x in the order of an index, times a weight of any dtype, with their signs: arguments of three dtypes and a structure
-of 128 bytes, which has addresses and sizes."""
+"""Rows of x in the order of an index, times a weight of any dtype, with their signs: arguments of three dtypes and a
+structure of 128 bytes, which has addresses and sizes."""
 
 import torch
 

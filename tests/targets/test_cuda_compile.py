@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
-from evo.problem.render import Source
+from evo.problem.genome import Genome
+from evo.problem.kernel import ELEMENT_BYTES
+from evo.problem.loading import load_kernel
+from evo.problem.render import Source, render, types_of
 from evo.targets import find_target
 from evo.targets.cuda import ptxas_figures
 
@@ -128,3 +132,23 @@ def test_the_figures_are_those_of_the_entry_asked_for_among_several() -> None:
     assert compiled(text, "first").smem_static_bytes == 16 * 4
     assert compiled(text, "second").smem_static_bytes == 32 * 4
     assert ptxas_figures(compiled(text, "first").log, "third") is None
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+def test_arguments_of_three_dtypes_and_a_structure_by_value_compile(arch: str) -> None:
+    kernel = load_kernel(str(Path(__file__).parents[1] / "picked"))
+    for weights in kernel.choices["weight_dtype"]:
+        workload = kernel.workload("cuda", f"rows=64,cols=96,dtype=float32,weight_dtype={weights}")
+        source = render(kernel, "cuda", Genome.of({"unroll": 2}), workload, arch)
+        assert CUDA.compile(source, arch, Path()).registers is not None
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+def test_each_dtype_has_a_type_in_cuda(arch: str, tmp_path: Path) -> None:
+    kernel = load_kernel(str(Path(__file__).parents[1] / "picked"))
+    headers = "".join(f"#include <cuda_{name}.h>\n" for name in ("fp16", "bf16", "fp8"))
+    for dtype, size in ELEMENT_BYTES.items():
+        told = (replace(a, dtype=dtype) if a.name == "weight" else a for a in kernel.arguments)
+        types = types_of(replace(kernel, arguments=tuple(told)), Path("cuda.cu.j2"), kernel.example("cuda"))
+        text = f"{headers}static_assert(sizeof({types['weight']}) == {size});\n{PLAIN}"
+        assert compiled(text, arch=arch).registers is not None
