@@ -13,11 +13,23 @@ from typing import Any
 
 import torch
 
-from .driver import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, Slot, ask, error_text, load_driver
+from .driver import (
+    DYNAMIC_SMEM,
+    LARGE_CLUSTER,
+    PORTABLE_CLUSTER,
+    REGISTERS,
+    SMEM_WITHOUT_OPT_IN,
+    STATIC_SMEM,
+    Frame,
+    Slot,
+    answer,
+    ask,
+    error_text,
+    load_driver,
+)
 from .manifest import LaunchPlan, launchable
 from .package import Busy, Unavailable, Variant
 
-_STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
 _NO_CONTEXT = 201
 _CAPTURE_ERRORS = range(900, 920)
 _RELAXED = 2  # CUstreamCaptureMode
@@ -62,11 +74,11 @@ class Function:
 
 @contextmanager
 def _context(context: int) -> Iterator[None]:
-    ask("cuCtxPushCurrent_v2", "the GPU's context cannot be used", ctypes.c_void_p(context))
+    ask("cuCtxPushCurrent", "the GPU's context cannot be used", context)
     try:
         yield
     finally:
-        load_driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        load_driver().cuCtxPopCurrent(ctypes.byref(ctypes.c_void_p()))
 
 
 def refuse_while_capturing(index: int) -> None:
@@ -93,42 +105,36 @@ def beside_captures() -> Iterator[None]:
 
 def load_image(variant: Variant, name: str, image: bytes, index: int) -> Function:
     """Code of a variant's, a cubin or PTX, that messages call `name`. Raises Unavailable."""
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    ask("cuDeviceGet", "the GPU does not answer", ctypes.byref(device), index)
-    ask("cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", ctypes.byref(context), device)
-    assert context.value is not None
-    with beside_captures(), _context(context.value):
+    device = answer(ctypes.c_int, "cuDeviceGet", "the GPU does not answer", index)
+    context = answer(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", device)
+    with beside_captures(), _context(context):
         handles = _load_functions(image, name, variant)
     properties = torch.cuda.get_device_properties(index)
-    return Function(variant, handles, context.value, index, properties.multi_processor_count)
+    return Function(variant, handles, context, index, properties.multi_processor_count)
 
 
 def _load_functions(image: bytes, name: str, variant: Variant) -> tuple[tuple[int, int], ...]:
-    module, fails, found = ctypes.c_void_p(), f"{name} does not load", ctypes.c_int()
+    fails = f"{name} does not load"
     # The terminating NUL that ctypes sees to is what PTX needs; a cubin knows its own length.
-    ask("cuModuleLoadData", fails, ctypes.byref(module), image)
+    module = answer(ctypes.c_void_p, "cuModuleLoadData", fails, image)
 
-    def look_up(symbol: str) -> ctypes.c_void_p:
-        function = ctypes.c_void_p()
+    def look_up(symbol: str) -> int:
         missing = f"{name} has no entry point {symbol}"
-        ask("cuModuleGetFunction", missing, ctypes.byref(function), module, symbol.encode())
+        function: int = answer(ctypes.c_void_p, "cuModuleGetFunction", missing, module, symbol.encode())
         # Also has a driver that loads lazily load the code now, and not amid a later capture.
-        ask("cuFuncGetAttribute", fails, ctypes.byref(found), _REGISTERS, function)
+        answer(ctypes.c_int, "cuFuncGetAttribute", fails, REGISTERS, function)
         return function
 
     def prepared(plan: LaunchPlan) -> tuple[int, int]:
         entry = variant.entry(plan)
-        unaligned = look_up(f"{entry}_unaligned").value if plan.alignment > 1 else 0
+        unaligned = look_up(f"{entry}_unaligned") if plan.alignment > 1 else 0
         function = look_up(entry)
-        ask("cuFuncGetAttribute", fails, ctypes.byref(found), _STATIC_SMEM, function)
-        if plan.smem_bytes + found.value > SMEM_WITHOUT_OPT_IN:
+        if plan.smem_bytes + answer(ctypes.c_int, "cuFuncGetAttribute", fails, STATIC_SMEM, function) > SMEM_WITHOUT_OPT_IN:
             needed = f"{name} needs {plan.smem_bytes} bytes of shared memory a block"
-            ask("cuFuncSetAttribute", needed, function, _DYNAMIC_SMEM, plan.smem_bytes)
+            ask("cuFuncSetAttribute", needed, function, DYNAMIC_SMEM, plan.smem_bytes)
         if plan.cluster > PORTABLE_CLUSTER:
-            ask("cuFuncSetAttribute", f"{name} needs clusters of {plan.cluster} blocks", function, _LARGE_CLUSTER, 1)
-        assert function.value is not None
-        assert unaligned is not None
-        return function.value, unaligned
+            ask("cuFuncSetAttribute", f"{name} needs clusters of {plan.cluster} blocks", function, LARGE_CLUSTER, 1)
+        return function, unaligned
 
     return tuple(map(prepared, variant.plans))
 

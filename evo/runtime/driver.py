@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 from .package import Unavailable
@@ -33,39 +35,93 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
+_POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "cuInit": (_INT,),
+    "cuGetErrorName": (_INT, _POINTER),
+    "cuGetErrorString": (_INT, _POINTER),
+    "cuDriverGetVersion": (_POINTER,),
+    "cuDeviceGet": (_POINTER, _INT),
+    "cuDeviceGetCount": (_POINTER,),
+    "cuDeviceGetName": (_POINTER, _INT, _INT),
+    "cuDeviceGetUuid_v2": (_POINTER, _INT),
+    "cuDeviceGetAttribute": (_POINTER, _INT, _INT),
+    "cuDeviceTotalMem_v2": (_POINTER, _INT),
+    "cuDeviceGetPCIBusId": (_POINTER, _INT, _INT),
+    "cuDevicePrimaryCtxRetain": (_POINTER, _INT),
+    "cuCtxSetCurrent": (_POINTER,),
+    "cuCtxPushCurrent_v2": (_POINTER,),
+    "cuCtxPopCurrent_v2": (_POINTER,),
+    "cuCtxSynchronize": (),
+    "cuCtxResetPersistingL2Cache": (),
+    "cuModuleLoadData": (_POINTER, _POINTER),
+    "cuModuleUnload": (_POINTER,),
+    "cuModuleGetFunction": (_POINTER, _POINTER, _POINTER),
+    "cuFuncGetAttribute": (_POINTER, _INT, _POINTER),
+    "cuFuncSetAttribute": (_POINTER, _INT, _INT),
+    "cuFuncGetParamInfo": (_POINTER, _SIZE, _POINTER, _POINTER),
+    "cuLaunchKernelEx": (_POINTER, _POINTER, _POINTER, _POINTER),
+    "cuEventCreate": (_POINTER, _INT),
+    "cuEventDestroy_v2": (_POINTER,),
+    "cuEventSynchronize": (_POINTER,),
+    "cuEventElapsedTime_v2": (_POINTER, _POINTER, _POINTER),
+    "cuEventRecordWithFlags": (_POINTER, _POINTER, _INT),
+    "cuMemAlloc_v2": (_POINTER, _SIZE),
+    "cuMemcpyHtoD_v2": (_POINTER, _POINTER, _SIZE),
+    "cuMemcpyDtoH_v2": (_POINTER, _POINTER, _SIZE),
+    "cuThreadExchangeStreamCaptureMode": (_POINTER,),
+}
+"""Parameters by symbol, as far as this machine's calling convention tells them apart; device addresses are pointers."""
+STATIC_SMEM, REGISTERS, DYNAMIC_SMEM, LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
+
+
 @cache
 def load_driver() -> Any:
-    """Raises Unavailable."""
+    """The driver's functions by the names of cuda.h; an old driver lacks some. Raises Unavailable."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise Unavailable(f"there is no CUDA driver ({error})") from error
-    if not hasattr(library, "cuLaunchKernelEx"):
+    found = SimpleNamespace()
+    for symbol, parameters in FUNCTIONS.items():
+        name = symbol.removesuffix("_v2")
+        with suppress(AttributeError):
+            function = getattr(library, symbol, None) or getattr(library, name)
+            function.argtypes = parameters
+            setattr(found, name, function)
+    if not hasattr(found, "cuLaunchKernelEx"):
         raise Unavailable("the CUDA driver is older than CUDA 11.8")
-    library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
-    if failure := library.cuInit(0):
-        raise Unavailable(f"the CUDA driver does not start: {error_text(library, failure)}")
-    return library
+    if failure := found.cuInit(0):
+        raise Unavailable(f"the CUDA driver does not start: {error_text(found, failure)}")
+    return found
 
 
 def error_text(driver: Any, error: int) -> str:
-    name = ctypes.c_char_p()
+    """CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered."""
+    name, text = ctypes.c_char_p(), ctypes.c_char_p()
     driver.cuGetErrorName(error, ctypes.byref(name))
-    return f"{(name.value or b'CUDA error').decode()} ({error})"
+    driver.cuGetErrorString(error, ctypes.byref(text))
+    return f"{(name.value or b'CUDA error').decode()} ({error}): {(text.value or b'unknown error').decode()}"
 
 
 def ask(function: str, failing: str, *arguments: Any) -> None:
-    """Calls a function of the driver. Raises Unavailable: what fails, and CUDA's name for the error."""
+    """Calls a function of the driver. Raises Unavailable: what fails, and CUDA's words for the error."""
     driver = load_driver()
     if error := getattr(driver, function)(*arguments):
         raise Unavailable(f"{failing}: {error_text(driver, error)}")
 
 
+def answer(kind: Any, function: str, failing: str, *arguments: Any) -> Any:
+    """The value of a ctypes kind that a function of the driver writes to where its first parameter points. Raises
+    Unavailable."""
+    found = kind()
+    ask(function, failing, ctypes.byref(found), *arguments)
+    return found.value
+
+
 def driver_version() -> int:
     """13010 of one for CUDA 13.1. Raises Unavailable."""
-    version = ctypes.c_int()
-    ask("cuDriverGetVersion", "the CUDA driver does not tell its version", ctypes.byref(version))
-    return version.value
+    return int(answer(ctypes.c_int, "cuDriverGetVersion", "the CUDA driver does not tell its version"))
 
 
 Slot = tuple[str, int]

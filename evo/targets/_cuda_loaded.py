@@ -14,16 +14,26 @@ import numpy as np
 from evo.errors import LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
-from evo.runtime.driver import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, Slot, load_driver
+from evo.runtime.driver import (
+    DYNAMIC_SMEM,
+    LARGE_CLUSTER,
+    PORTABLE_CLUSTER,
+    SMEM_WITHOUT_OPT_IN,
+    STATIC_SMEM,
+    Frame,
+    Slot,
+    error_text,
+    load_driver,
+)
 from evo.targets import Structure
 from evo.targets._machine_code import has_fence
 from evo.targets.cuda import (
     device_arch,
     device_limits,
-    driver,
+    do,
     driver_version,
-    error_text,
-    expect,
+    first_device,
+    get,
     nvrtc_version,
     ptx_advice,
 )
@@ -32,15 +42,16 @@ from evo.targets.cuda import (
 def load(binary: Binary, entry: str, limits: Limits, stream: Callable[[], int]) -> CudaLoaded:
     """A cubin, or PTX that the driver compiles now, in the current context. stream: asked at each launch, where it is made.
     Raises LaunchError with the driver's log."""
-    api, is_cubin = driver(), binary.code.startswith(b"\x7fELF")
-    error, module = api.cuModuleLoadData(binary.code if is_cubin else binary.code + b"\0")
-    if error:
+    is_cubin = binary.code.startswith(b"\x7fELF")
+    try:
+        module = get(ctypes.c_void_p, "cuModuleLoadData", f"{entry!r} does not load", binary.code)
+    except LaunchError as error:
         advice = "" if is_cubin else ptx_advice(nvrtc_version(), driver_version())
-        raise LaunchError(f"{entry!r} does not load: {error_text(api, error)}{advice and f'; {advice}'}")
+        raise LaunchError(f"{error}{advice and f'; {advice}'}") from None
     try:
         return CudaLoaded(module, entry, limits, binary.code, stream)
     except LaunchError:
-        api.cuModuleUnload(module)
+        load_driver().cuModuleUnload(module)
         raise
 
 
@@ -48,15 +59,14 @@ class CudaLoaded:
     """A loaded entry point: packs arguments and launches on the stream that is current then. A launch that names another one
     of the same source is passed on to that."""
 
-    def __init__(self, module: Any, entry: str, limits: Limits, code: bytes, stream: Callable[[], int]) -> None:
-        self._driver = driver()
+    def __init__(self, module: int, entry: str, limits: Limits, code: bytes, stream: Callable[[], int]) -> None:
+        self._driver = load_driver()
         self._module, self._entry, self._limits, self._code, self._stream = module, entry, limits, code, stream
-        self._function = expect(self._driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry!r}")
-        self._unaligned: Any = None
+        self._function: int = get(ctypes.c_void_p, "cuModuleGetFunction", f"looking up {entry!r}", module, entry.encode())
+        self._unaligned = 0
         self._others: dict[str, CudaLoaded] = {}
         # Reading an attribute makes a lazily loading driver load the code now, and not during a graph's capture.
-        attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-        smem = expect(self._driver.cuFuncGetAttribute(attribute, self._function), f"loading {entry!r}")
+        smem = get(ctypes.c_int, "cuFuncGetAttribute", f"loading {entry!r}", STATIC_SMEM, self._function)
         self._smem_static_bytes = int(smem)
         self._sizes = self._parameter_sizes()
         self._smem_allowed = SMEM_WITHOUT_OPT_IN - self._smem_static_bytes
@@ -85,8 +95,8 @@ class CudaLoaded:
             self._frame = (launch, slots), frame
         frame.pack(*words)
         frame.config.stream = self._stream()
-        if error := load_driver().cuLaunchKernelEx(frame.address, ctypes.c_void_p(int(function)), frame.arguments, None):
-            why = error_text(self._driver, self._driver.CUresult(error))
+        if error := self._driver.cuLaunchKernelEx(frame.address, function, frame.arguments, None):
+            why = error_text(self._driver, error)
             raise LaunchError(
                 f"launch of {entry!r} with grid {launch.grid}, block {launch.block}, "
                 f"{launch.smem_bytes} bytes of shared memory, cluster {launch.cluster}"
@@ -97,34 +107,31 @@ class CudaLoaded:
     def fenced(self) -> bool:
         return has_fence(self._code)
 
-    def _unaligned_function(self, alignment: int) -> Any:
-        if self._unaligned is None:
+    def _unaligned_function(self, alignment: int) -> int:
+        if not self._unaligned:
             entry = f"{self._entry}_unaligned"
-            error, found = self._driver.cuModuleGetFunction(self._module, entry.encode())
-            if error:
+            try:
+                self._unaligned = get(ctypes.c_void_p, "cuModuleGetFunction", entry, self._module, entry.encode())
+            except LaunchError:
                 raise LaunchError(
                     f"an address is not a multiple of {alignment} bytes, which {self._entry!r} requires, and there is no"
                     f" entry point {entry!r}"
-                )
-            self._unaligned = found
+                ) from None
         return self._unaligned
 
     def close(self) -> None:
-        if self._module is not None:
+        if self._module:
             self._driver.cuModuleUnload(self._module)
-            self._module = None
+            self._module = 0
 
     def _parameter_sizes(self) -> tuple[int, ...] | None:
         """Bytes of each parameter of the entry point; None where the driver does not report them (before 12.4)."""
-        sizes: list[int] = []
-        try:
-            while True:
-                error, _, size = self._driver.cuFuncGetParamInfo(self._function, len(sizes))
-                if error:
-                    return tuple(sizes)
-                sizes.append(int(size))
-        except (AttributeError, RuntimeError):
+        if (tell := getattr(self._driver, "cuFuncGetParamInfo", None)) is None:
             return None
+        sizes, offset, size = list[int](), ctypes.c_size_t(), ctypes.c_size_t()
+        while not tell(self._function, len(sizes), ctypes.byref(offset), ctypes.byref(size)):
+            sizes.append(size.value)
+        return tuple(sizes)
 
     def _read(self, values: Sequence[Any]) -> tuple[list[Slot], list[Any], int]:
         """How the arguments are packed (addresses, integers, doubles as 64 bits, floats and int32 as 32), these, and the
@@ -169,7 +176,6 @@ class CudaLoaded:
 
     def _opt_in(self, launch: Launch) -> None:
         """Requests what goes beyond the defaults: shared memory over 48 KB, clusters over 8 blocks."""
-        attribute = self._driver.CUfunction_attribute
         total = launch.smem_bytes + self._smem_static_bytes
         if total > self._limits.smem_bytes_per_block:
             raise LaunchError(
@@ -177,14 +183,11 @@ class CudaLoaded:
                 f"{self._limits.smem_bytes_per_block:,}"
             )
         if launch.smem_bytes > self._smem_allowed:
-            key = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            result = self._driver.cuFuncSetAttribute(self._function, key, launch.smem_bytes)
-            expect(result, f"raising the shared memory of {self._entry!r} to {launch.smem_bytes} bytes")
+            doing = f"raising the shared memory of {self._entry!r} to {launch.smem_bytes} bytes"
+            do("cuFuncSetAttribute", doing, self._function, DYNAMIC_SMEM, launch.smem_bytes)
             self._smem_allowed = launch.smem_bytes
         if launch.cluster > self._cluster_allowed:
-            key = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            result = self._driver.cuFuncSetAttribute(self._function, key, 1)
-            expect(result, f"allowing clusters of {launch.cluster}")
+            do("cuFuncSetAttribute", f"allowing clusters of {launch.cluster}", self._function, LARGE_CLUSTER, 1)
             self._cluster_allowed = launch.cluster
 
 
@@ -204,10 +207,8 @@ class BareGpu:
 
     def __init__(self) -> None:
         """Raises DeviceError where there is none."""
-        self._driver = driver()
-        device = expect(self._driver.cuDeviceGet(0), "looking up the GPU")
-        context = expect(self._driver.cuDevicePrimaryCtxRetain(device), "taking the GPU's context")
-        expect(self._driver.cuCtxSetCurrent(context), "taking the GPU's context")
+        device, taking = first_device(), "taking the GPU's context"
+        do("cuCtxSetCurrent", taking, get(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", taking, device))
 
     def load(self, binary: Binary, entry: str) -> CudaLoaded:
         """Launches are made on the default stream."""
@@ -215,16 +216,15 @@ class BareGpu:
 
     def allocate(self, size: int) -> int:
         """The address of so many bytes, or of one; they belong to no larger allocation."""
-        return int(expect(self._driver.cuMemAlloc(max(size, 1)), f"allocating {size} bytes"))
+        return int(get(ctypes.c_void_p, "cuMemAlloc", f"allocating {size} bytes", max(size, 1)))
 
     def write(self, address: int, data: bytes) -> None:
         if data:
-            held = ctypes.create_string_buffer(data, len(data))
-            expect(self._driver.cuMemcpyHtoD(address, ctypes.addressof(held), len(data)), "copying to the GPU")
+            do("cuMemcpyHtoD", "copying to the GPU", address, data, len(data))
 
     def read(self, address: int, size: int) -> bytes:
         """What so many bytes hold when all launches have ended."""
         held = ctypes.create_string_buffer(max(size, 1))
-        expect(self._driver.cuCtxSynchronize(), "the GPU reports")
-        expect(self._driver.cuMemcpyDtoH(ctypes.addressof(held), address, size), "copying from the GPU")
+        do("cuCtxSynchronize", "the GPU reports")
+        do("cuMemcpyDtoH", "copying from the GPU", held, address, size)
         return held.raw[:size]
