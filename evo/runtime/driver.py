@@ -35,43 +35,28 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
-_POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
-FUNCTIONS: dict[str, tuple[Any, ...]] = {
-    "cuInit": (_INT,),
-    "cuGetErrorName": (_INT, _POINTER),
-    "cuGetErrorString": (_INT, _POINTER),
-    "cuDriverGetVersion": (_POINTER,),
-    "cuDeviceGet": (_POINTER, _INT),
-    "cuDeviceGetCount": (_POINTER,),
-    "cuDeviceGetName": (_POINTER, _INT, _INT),
-    "cuDeviceGetUuid_v2": (_POINTER, _INT),
-    "cuDeviceGetAttribute": (_POINTER, _INT, _INT),
-    "cuDeviceTotalMem_v2": (_POINTER, _INT),
-    "cuDeviceGetPCIBusId": (_POINTER, _INT, _INT),
-    "cuDevicePrimaryCtxRetain": (_POINTER, _INT),
-    "cuCtxSetCurrent": (_POINTER,),
-    "cuCtxPushCurrent_v2": (_POINTER,),
-    "cuCtxPopCurrent_v2": (_POINTER,),
-    "cuCtxSynchronize": (),
-    "cuCtxResetPersistingL2Cache": (),
-    "cuModuleLoadData": (_POINTER, _POINTER),
-    "cuModuleUnload": (_POINTER,),
-    "cuModuleGetFunction": (_POINTER, _POINTER, _POINTER),
-    "cuFuncGetAttribute": (_POINTER, _INT, _POINTER),
-    "cuFuncSetAttribute": (_POINTER, _INT, _INT),
-    "cuFuncGetParamInfo": (_POINTER, _SIZE, _POINTER, _POINTER),
-    "cuLaunchKernelEx": (_POINTER, _POINTER, _POINTER, _POINTER),
-    "cuEventCreate": (_POINTER, _INT),
-    "cuEventDestroy_v2": (_POINTER,),
-    "cuEventSynchronize": (_POINTER,),
-    "cuEventElapsedTime_v2": (_POINTER, _POINTER, _POINTER),
-    "cuEventRecordWithFlags": (_POINTER, _POINTER, _INT),
-    "cuMemAlloc_v2": (_POINTER, _SIZE),
-    "cuMemcpyHtoD_v2": (_POINTER, _POINTER, _SIZE),
-    "cuMemcpyDtoH_v2": (_POINTER, _POINTER, _SIZE),
-    "cuThreadExchangeStreamCaptureMode": (_POINTER,),
+_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int, "z": ctypes.c_size_t}
+_NAMES = {
+    "": "cuCtxSynchronize cuCtxResetPersistingL2Cache",
+    "i": "cuInit",
+    "p": (
+        "cuDriverGetVersion cuDeviceGetCount cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuModuleUnload"
+        " cuEventDestroy_v2 cuEventSynchronize cuThreadExchangeStreamCaptureMode"
+    ),
+    "ip": "cuGetErrorName cuGetErrorString",
+    "pi": "cuDeviceGet cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain cuEventCreate",
+    "pii": "cuDeviceGetName cuDeviceGetAttribute cuDeviceGetPCIBusId cuFuncSetAttribute",
+    "pip": "cuFuncGetAttribute",
+    "pp": "cuModuleLoadData",
+    "ppi": "cuEventRecordWithFlags",
+    "ppp": "cuModuleGetFunction cuEventElapsedTime_v2",
+    "pppp": "cuLaunchKernelEx",
+    "ppz": "cuMemcpyHtoD_v2 cuMemcpyDtoH_v2",
+    "pz": "cuMemAlloc_v2",
+    "pzpp": "cuFuncGetParamInfo",
 }
-"""Parameters by symbol, as far as this machine's calling convention tells them apart; device addresses are pointers."""
+FUNCTIONS = {symbol: kinds for kinds, symbols in _NAMES.items() for symbol in symbols.split()}
+"""Parameters by symbol, as far as a calling convention tells them apart: p an address, i an int, z a size."""
 STATIC_SMEM, REGISTERS, DYNAMIC_SMEM, LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
 
 
@@ -83,11 +68,11 @@ def load_driver() -> Any:
     except OSError as error:
         raise Unavailable(f"there is no CUDA driver ({error})") from error
     found = SimpleNamespace()
-    for symbol, parameters in FUNCTIONS.items():
+    for symbol, kinds in FUNCTIONS.items():
         name = symbol.removesuffix("_v2")
         with suppress(AttributeError):
             function = getattr(library, symbol, None) or getattr(library, name)
-            function.argtypes = parameters
+            function.argtypes = [_KINDS[kind] for kind in kinds]
             setattr(found, name, function)
     if not hasattr(found, "cuLaunchKernelEx"):
         raise Unavailable("the CUDA driver is older than CUDA 11.8")

@@ -54,11 +54,9 @@ class CpuLoaded:
         """Of `launch` only the entry point counts here. Returns when the call is done."""
         words: list[Any] = []
         types: list[Any] = []
+        structures: list[int] = []
         for value in values:
-            if isinstance(value, Structure):
-                words.append(value)
-                types.append(Aligned(value.size, value.alignment))
-            elif isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor):
                 if value.device.type != "cpu":
                     raise LaunchError(f"argument {len(words)} of {self._entry!r} is on {value.device}, not in memory")
                 words.append(value.data_ptr())
@@ -69,13 +67,19 @@ class CpuLoaded:
             elif isinstance(value, float):
                 words.append(value)
                 types.append(ctypes.c_double if isinstance(value, np.float64) else ctypes.c_float)
+            elif isinstance(value, Structure):
+                structures.append(len(words))
+                words.append(value)
+                types.append(Aligned(value.size, value.alignment))
             else:
                 words.append(operator.index(value))  # type: ignore[arg-type]
                 types.append(ctypes.c_int32 if isinstance(value, np.int32) else ctypes.c_int64)
         function = self._functions.get(launch.entry) or self._find(launch.entry)
         if function.argtypes != (found := tuple(types)):
             function.argtypes = found
-        function(*(word.content(words) if isinstance(word, Structure) else word for word in words))
+        for place in structures:
+            words[place] = words[place].content(words)
+        function(*words)
 
     @property
     def fenced(self) -> bool:

@@ -136,12 +136,9 @@ class CudaLoaded:
     def _read(self, values: Sequence[Any]) -> tuple[list[Slot], list[Any], int]:
         """How the arguments are packed (addresses, integers, doubles as 64 bits, floats and int32 as 32), these, and the
         bitwise or of all addresses, from which their common alignment follows."""
-        slots, words, addresses = list[Slot](), list[Any](), 0
+        slots, words, structures, addresses = list[Slot](), list[Any](), list[int](), 0
         for value in values:
-            if isinstance(value, Structure):
-                slots.append((f"{value.size}s", value.alignment))
-                words.append(value)
-            elif hasattr(value, "data_ptr"):  # PyTorch's, or an allocation of this module's
+            if hasattr(value, "data_ptr"):  # PyTorch's, or an allocation of this module's
                 if not value.is_cuda:
                     raise LaunchError(f"argument {len(words)} of {self._entry!r} is on {value.device}, not on the GPU")
                 slots.append(("Q", 8))
@@ -153,13 +150,19 @@ class CudaLoaded:
             elif isinstance(value, float):
                 slots.append(("d", 8) if isinstance(value, np.float64) else ("f", 4))
                 words.append(value)
+            elif isinstance(value, Structure):
+                slots.append((f"{value.size}s", value.alignment))
+                structures.append(len(words))
+                words.append(value)
             else:
                 slots.append(("i", 4) if isinstance(value, np.int32) else ("q", 8))
                 words.append(operator.index(value))
         if slots != self._checked:
             self._check(slots)
             self._checked = slots
-        return slots, [word.content(words) if isinstance(word, Structure) else word for word in words], addresses
+        for place in structures:
+            words[place] = words[place].content(words)
+        return slots, words, addresses
 
     def _check(self, slots: list[Slot]) -> None:
         # With a wrong count or size the driver would read past the buffer and crash.

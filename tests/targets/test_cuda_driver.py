@@ -53,8 +53,8 @@ def test_the_drivers_functions_are_called_as_its_own_header_says(tmp_path: Path)
     lines = ["#include <cuda.h>", "#include <type_traits>", "#define TEXT_OF(x) #x", "#define TEXT(x) TEXT_OF(x)"]
     lines += ["template <size_t...> struct Sizes;"]
     lines += ["template <class... P> Sizes<sizeof(P)...>* sizes_of(CUresult (*)(P...));"]
-    for symbol, parameters in driver.FUNCTIONS.items():
-        name, sizes = symbol.removesuffix("_v2"), ", ".join("4" if p is driver._INT else "8" for p in parameters)
+    for symbol, kinds in driver.FUNCTIONS.items():
+        name, sizes = symbol.removesuffix("_v2"), ", ".join("4" if kind == "i" else "8" for kind in kinds)
         lines += [f"static_assert(std::is_same_v<decltype(sizes_of({name})), Sizes<{sizes}>*>);"]
         lines += [f'static_assert(!__builtin_strcmp(TEXT({name}), "{symbol}"));']
     lines += [f"static_assert(CU_DEVICE_ATTRIBUTE_{name} == {number});" for name, number in ATTRIBUTES.items()]
