@@ -219,7 +219,7 @@ def verdict(
         lost = _at(output, expected, lambda output, _: (~_agrees(output, expected) & ~expected.finite).int())
         return None, f"{missing:.0f} of {int((~expected.finite).sum())} NaN or Inf of the reference are lost{lost}"
     if measured != measured:
-        some = f"{int(output.isnan().sum())} of {output.numel()}" if output is not None else "some"
+        some = f"{int(output.double().isnan().sum())} of {output.numel()}" if output is not None else "some"
         return None, f"{some} elements are NaN or were never written"
     if wrong:
         beyond = _at(output, expected, lambda _, error: (error - expected.allowed).where(expected.finite, -math.inf))

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from evo.measure.gate import Gate
-from evo.problem.kernel import Argument, Kernel, Launch, LaunchPlan
-from evo.problem.space import Ordinal, Space
+from evo.problem.kernel import Launch
+from evo.problem.loading import load_kernel
 from evo.runtime.tolerance import compare, expected
 from evo.targets import find_target
 
-DTYPES = ("float8_e4m3fn", "float8_e5m2")
+KERNEL = load_kernel(str(Path(__file__).parents[1] / "quantised"))
+DTYPES = KERNEL.choices["y_dtype"]
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-
-
-def reference(inputs: Any, workload: Any) -> dict[str, torch.Tensor]:
-    x = inputs["x"] * inputs["gain"].to(inputs["x"].dtype)
-    scale = x.abs().amax(1).nan_to_num(1.0).clamp(1e-20, 1e20)
-    return {"y": x / scale[:, None] * LARGEST[workload.option("y_dtype")], "scale": scale}
-
-
-KERNEL = Kernel(
-    name="scaled_rows",
-    dtypes={"cpu": ("float32",)},
-    options={"y_dtype": "float8_e5m2"},
-    choices={"y_dtype": DTYPES},
-    compile_time_dims={"cpu": ("y_dtype",)},
-    arguments=(
-        Argument(name="x", kind="input", shape=("rows", "cols")),
-        Argument(name="gain", kind="input", dtype="float8_e4m3fn", shape=("cols",)),
-        Argument(name="y", kind="output", dtype="y_dtype", shape=("rows", "cols")),
-        Argument(name="scale", kind="output", dtype="float32", shape=("rows",)),
-    ),
-    reference=reference,
-    workloads={"cpu": tuple(f"rows=64,cols=40,dtype=float32,y_dtype={dtype}" for dtype in DTYPES)},
-    space=Space(parameters=(Ordinal(name="unroll", values=(1,)),)),
-    plan=lambda target, point, workload: LaunchPlan(threads=1),
-)
-Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def towards_zero(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -58,7 +34,7 @@ def refusal(dtype: str, write: Callable[[torch.Tensor, torch.dtype], torch.Tenso
 
     def call(values: Sequence[Any], launch: Launch) -> None:
         x, gain, y, scale, *_ = values
-        made = reference({"x": x, "gain": gain}, workload)
+        made = KERNEL.reference({"x": x, "gain": gain}, workload)
         scale.copy_(made["scale"])
         y.copy_(write(made["y"], y.dtype))
 

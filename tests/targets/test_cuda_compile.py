@@ -135,10 +135,13 @@ def test_the_figures_are_those_of_the_entry_asked_for_among_several() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
-def test_arguments_of_three_dtypes_and_a_structure_by_value_compile(arch: str) -> None:
-    kernel = load_kernel(str(Path(__file__).parents[1] / "picked"))
-    for weights in kernel.choices["weight_dtype"]:
-        workload = kernel.workload("cuda", f"rows=64,cols=96,dtype=float32,weight_dtype={weights}")
+@pytest.mark.parametrize(
+    ("name", "dtype", "option"), [("picked", "float32", "weight_dtype"), ("quantised", "bfloat16", "y_dtype")]
+)
+def test_arguments_of_three_dtypes_and_a_structure_by_value_compile(name: str, dtype: str, option: str, arch: str) -> None:
+    kernel = load_kernel(str(Path(__file__).parents[1] / name))
+    for text in kernel.choices[option]:
+        workload = kernel.workload("cuda", f"rows=64,cols=96,dtype={dtype},{option}={text}")
         source = render(kernel, "cuda", Genome.of({"unroll": 2}), workload, arch)
         assert CUDA.compile(source, arch, Path()).registers is not None
 
