@@ -2,7 +2,7 @@
 # evo on a GPU machine without a network.
 #
 # That machine must have: Linux on x86-64; Python 3.11 or newer with pip; the NVIDIA driver; PyTorch in a CUDA build; and
-# for that build's CUDA version cuda-bindings, NVRTC and the CUDA headers, which recent CUDA builds of PyTorch bring (else
+# for that build's CUDA version NVRTC and the CUDA headers, which recent CUDA builds of PyTorch bring (else
 # the wheels that pyproject.toml lists under cu12 and cu13). `evo doctor` there says what is missing. Everything else that
 # evo depends on is packed: some 30 MB.
 #

@@ -21,7 +21,7 @@ from evo.evaluation import Binary, is_disturbed
 from evo.export import ExportItem, ExportRequest
 from evo.problem.formats import all_tables, unfit
 from evo.problem.genome import Genome
-from evo.problem.kernel import DTYPE_BYTES, INTEGER_BYTES, Argument, Kernel, LaunchPlan, Workload
+from evo.problem.kernel import ELEMENT_BYTES, Argument, Kernel, LaunchPlan, Workload
 from evo.problem.render import Source, render
 from evo.problem.space import Point
 from evo.runtime import cpu
@@ -38,7 +38,6 @@ _SLOWEST_ELSEWHERE = 1.5
 _SHARED = "a variant that serves several workloads is nearly as fast"
 _STATED_ONCE = ("fixed", "recipe", "compiler")
 """What a manifest states for all sources of a target, as far as it is the first one's."""
-_BYTES = {**DTYPE_BYTES, **INTEGER_BYTES}
 _TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created")
 
 
@@ -99,8 +98,9 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             if name.startswith("/") or ".." in name:
                 raise KernelError(f"{record['source']} includes {name!r}, which is not below its include folders")
             files[name] = text.encode()
-    for m in left_out:
-        if not any((v["target"], v["arch"]) == (m["target"], m["arch"]) for v in variants):
+    for m in left_out:  # a GPU's own instructions have no PTX
+        found = {m["arch"], find_target(m["target"]).machine_code(m["arch"])}
+        if not any(v["target"] == m["target"] and v["arch"] in found for v in variants):
             raise UsageError(f"nothing here can be exported for {m['arch']}; of {m['candidate']}, for one: {m['reason']}")
     manifest = {
         "kernel": {
@@ -110,8 +110,8 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             "digest": kernel.digest,
             "entry": kernel.entry,
             "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
-            "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype, **_ties(kernel, a)} for a in kernel.arguments],
-            "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
+            "arguments": [_argument_record(kernel, a) for a in kernel.arguments],
+            "tolerance": {dtype: asdict(kernel.tolerance[dtype]) for dtype in kernel.tolerance if dtype in _dtypes(kernel)},
         },
         "measured_on": [{name: told for name, told in part.environment.items() if told} for part in parts],
         "exported_on": {"machine": cpu.machine(), "python": platform.python_version(), "torch": version("torch")},
@@ -122,13 +122,23 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
     return manifest, files
 
 
-def _ties(kernel: Kernel, output: Argument) -> dict[str, Any]:
-    """The axis is counted from the last, as a function may take more axes before those of the kernel."""
-    if output.ties is None:
-        return {}
-    name, axis = output.ties
-    axes = next(len(a.shape) for a in kernel.arguments if a.name == name)
-    return {"ties": (name, axis % axes - axes)}
+def _dtypes(kernel: Kernel) -> set[str]:
+    """The dtypes of its problems, and others that an output may have."""
+    own = {dtype for dtypes in kernel.dtypes.values() for dtype in dtypes}
+    every = {"problem": own, "opmath": {"float32", "float64"}, **kernel.choices}
+    return own.union(*(every.get(a.dtype, {a.dtype}) for a in kernel.outputs()))
+
+
+def _argument_record(kernel: Kernel, argument: Argument) -> dict[str, Any]:
+    """The axis of ties is counted from the last, as a function may take more axes before those of the kernel."""
+    record: dict[str, Any] = {"name": argument.name, "kind": argument.kind, "dtype": argument.dtype}
+    if argument.kind == "structure":
+        record |= {"bytes": argument.size_bytes, "alignment": argument.alignment}
+    if argument.ties is not None:
+        name, axis = argument.ties
+        axes = next(len(a.shape) for a in kernel.arguments if a.name == name)
+        record["ties"] = (name, axis % axes - axes)
+    return record
 
 
 def _fitting(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[list[ExportRequest], list[dict[str, str]]]:
@@ -268,9 +278,13 @@ def _build_elsewhere(
 
 
 def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:
-    """Options that are constants of a binary. A module chooses by them as by sizes: off is 0, on is 1."""
-    fixed = {name for names in kernel.compile_time_dims.values() for name in names}
-    return [{"name": name, "low": 0, "high": 1} for name in kernel.options if name in fixed]
+    """Options that are constants of a binary. A module chooses by them as by sizes: off is 0, on is 1, and an option with
+    choices is the place among them."""
+    fixed, found = {name for names in kernel.compile_time_dims.values() for name in names}, list[dict[str, Any]]()
+    for name in (name for name in kernel.options if name in fixed):
+        choices = kernel.choices.get(name, ())
+        found.append({"name": name, "low": 0, "high": max(1, len(choices) - 1), **({"choices": choices} if choices else {})})
+    return found
 
 
 def _variant_record(
@@ -320,7 +334,7 @@ def _variant_record(
 
 def workload_record(kernel: Kernel, workload: Workload) -> dict[str, Any]:
     dims = {d.name: workload.dim(d.name) for d in kernel.dimensions}
-    dims |= {d["name"]: int(workload.option(d["name"])) for d in _compiled_in(kernel)}
+    dims |= {d["name"]: kernel.number_of(d["name"], workload.option(d["name"])) for d in _compiled_in(kernel)}
     return {"key": workload.key, "dims": dims, "dtype": workload.dtype, "options": dict(workload.options)}
 
 
@@ -356,7 +370,7 @@ def _plan_record(
     for a in kernel.arguments:
         if a.size is not None:
             factors = a.size(target, genome.parameters, workload)
-            size = math.prod(f for f in factors if isinstance(f, int)) * _BYTES[a.dtype]
+            size = math.prod(f for f in factors if isinstance(f, int)) * ELEMENT_BYTES[a.dtype]
             workspace.append((size, [f for f in factors if isinstance(f, str)], a.zeroed))
     return first | ({"then": then} if then else {}) | ({"workspace": workspace} if workspace else {})
 

@@ -39,7 +39,8 @@ from evo.problem.loading import load_function, load_kernel, template_root
 from evo.problem.render import Source, render
 from evo.problem.space import Space
 from evo.runtime.manifest import MANIFEST, compiled_when_loaded, read_manifest
-from evo.runtime.package import BACKWARD, INIT, MAIN, NESTED, slower
+from evo.runtime.nvrtc import own_arch
+from evo.runtime.package import BACKWARD, INIT, MAIN, NESTED, Unavailable, slower
 from evo.targets import Target, find_language, find_target
 
 _RUNTIME = Path(runtime.__file__).parent
@@ -98,6 +99,13 @@ def make_package(*parts: ExportRequest) -> Contents:
     if any(part.few for part in parts):
         manifest["variants"] = _merged(manifest["variants"], files)
     _add_fallbacks(kernel, manifest, files)
+    for record in (*manifest["variants"], *manifest["general"]):  # only now: templates write for which one they are rendered
+        arch = record["arch"]
+        try:
+            own = own_arch(files[record["source"]].decode(), arch)
+        except Unavailable as error:
+            raise KernelError(f"kernel {kernel.name!r}, {record['source']}: {error}") from None
+        record |= {name: own for name in ("arch", "measured_arch") if record.get(name) == arch}
     introduction = _INTRODUCTION.format(title=kernel.title, replaces=kernel.replaces or "its own", version=__version__)
     files["__init__.py"] = f"{introduction}\n{INIT}".encode()
     files["__main__.py"] = MAIN.encode()

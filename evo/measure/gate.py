@@ -55,7 +55,7 @@ from evo.problem.kernel import Case, Kernel, Launch, LaunchSequence, Tensors, Wo
 from evo.problem.space import Point
 from evo.runtime.manifest import launchable
 from evo.runtime.tolerance import FINDINGS, Expected, compare, findings, verdict
-from evo.targets import Hazards, Session, find_target
+from evo.targets import Hazards, Session, Structure, find_target
 
 _NUMBER = re.compile(r"[-\d.]+(e[-+]?\d+)?|\b(inf|nan)\b")
 _SMALLER_CASES, _SMALLER_S = 100, 0.25
@@ -63,7 +63,7 @@ _SMALLER_CASES, _SMALLER_S = 100, 0.25
 _REPEATS = 4
 """Number of launches that show whether the result of a trial is the same each time."""
 _ODD_VALUE = 12288.0
-"""A value that is exact in every dtype, and that no kernel writes."""
+"""A value that is exact in every dtype of 16 bits and more, and that no kernel writes."""
 
 _CHANCE = "another result when launched again"
 
@@ -484,12 +484,16 @@ _NUMBERS: Mapping[str, Callable[[Any], object]] = {"float32": float, "float64": 
 def argument_values(
     kernel: Kernel, workload: Workload, inputs: Tensors, outputs: Mapping[str, torch.Tensor]
 ) -> tuple[object, ...]:
-    """The entry point's arguments in order: tensors, None for an absent optional one, numbers."""
-    sizes = {**dict(workload.dims), **dict(workload.options)}
+    """The entry point's arguments in order: tensors, None for an absent optional one, numbers, structures."""
+    sizes: dict[str, Any] = {**dict(workload.dims), **dict(workload.options)}
     tensors = {**inputs, **outputs}
     values: list[object] = []
+    places = {a.name: place for place, a in enumerate(kernel.arguments)}
     for a in kernel.arguments:
-        if a.kind != "scalar":
+        if a.kind == "structure":
+            fields = tuple((places[n], 0) if n in places else (-1, sizes[n]) for n in a.fields)
+            values.append(Structure(layout=a.layout, size=a.size_bytes, alignment=a.alignment, fields=fields))
+        elif a.kind != "scalar":
             values.append(tensors.get(a.name) if a.optional else tensors[a.name])
         elif a.stride_of is not None:
             tensor = tensors[a.stride_of[0]]
@@ -513,8 +517,8 @@ def allocate_outputs(kernel: Kernel, workload: Workload, device: torch.device) -
 
 def poison(output: torch.Tensor, e: Expected, right: torch.Tensor) -> None:
     """Fills an output, or a part of it that should be `right`, with wrong values: NaN, or an odd number where NaN may be
-    expected; integers that differ from the right ones."""
-    if e.exact:
-        bits(output).copy_(~bits(right))
+    expected; integers, and elements of 8 bits where NaN may be expected, that differ from the right ones."""
+    if e.exact or (output.itemsize == 1 and not e.all_finite):
+        bits(output).copy_(~bits(right.to(output.dtype)))
     else:
         output.fill_(float("nan") if e.all_finite else _ODD_VALUE)

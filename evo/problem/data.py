@@ -22,7 +22,8 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
     `dtype` is what the values are to be rounded to; they are float64 for that, else float32."""
     import torch
 
-    half, device, wide = dtype == torch.float16, generator.device, torch.promote_types(dtype, torch.float32)
+    half, device = dtype == torch.float16, generator.device
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=wide, generator=generator, device=device)
@@ -61,7 +62,7 @@ def draw(data: str, rows: int, cols: int, dtype: torch.dtype, generator: torch.G
         x = (2 * uniform(rows, cols) - 1) * (65000.0 if half else (2e37 / cols) ** 0.5)
     elif data == "tiny":
         x = x * 1e-4
-    elif data == "denormal":  # of the problem's dtype: flushing them to zero loses the row
+    elif data == "denormal" and dtype.is_floating_point:  # of the dtype: flushing them to zero loses the row
         x = x * (torch.finfo(dtype).smallest_normal / 4)
     elif data == "needle":  # nearly all of a row's variance in one element: the last, the first or any
         # Equal elements beside it would all be rounded the same way, and the errors of an honest sum add up.

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from evo.problem.data import KINDS_OF_NON_FINITE, draw
-from evo.problem.kernel import Argument, Case, Cost, Kernel, Tensors, Workload
+from evo.problem.kernel import ELEMENT_BYTES, Argument, Case, Cost, Kernel, Tensors, Workload
 from evo.problem.repair import quotients, repaired, resized, tied_sizes
 from evo.problem.space import Value
 from evo.runtime.manifest import on_own_cores
@@ -37,16 +37,32 @@ def inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Gener
         made[a.name] = None
         if not a.optional or workload.option(a.name):
             dtype, shape = getattr(torch, a.dtype_of(workload)), _shape(a, workload)
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
             if len(shape) == axes:
                 rows, cols = _folded(kernel, a, workload)
                 values = draw(data, rows, cols, dtype, generator).flatten()[: math.prod(shape)].reshape(shape)
             else:
-                wide = torch.promote_types(dtype, torch.float32)
                 values = 1 + 0.5 * torch.randn(shape, dtype=wide, generator=generator, device=generator.device)
                 values[..., ::8] *= 32 if data == "outlier" else 1
                 values[..., 3::64] *= 8192 if data == "ramp" else 1  # results that a clamp at 1e4 changes
-            made[a.name] = values.to(dtype).contiguous()
+            made[a.name] = _rounded(values, dtype).contiguous()
     return made
+
+
+def _rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of any size as a dtype has them: what is too large for one of 8 bits, or an integer, is its largest number."""
+    import torch
+
+    if dtype == torch.bool:
+        return values > 0
+    if not dtype.is_floating_point:  # an eighth is the step, as most numbers are small
+        limits, exact = torch.iinfo(dtype), 1 << 24  # up to which float32 has each integer
+        low, high = max(limits.min, -exact), min(limits.max, exact)
+        return (8 * values).nan_to_num(0.0).round().clamp(low, high).to(dtype)
+    if dtype.itemsize == 1:
+        largest = torch.finfo(dtype).max
+        values = values.clamp(-largest, largest).where(values.isfinite(), values)
+    return values.to(dtype)
 
 
 def _folded(kernel: Kernel, argument: Argument, workload: Workload) -> tuple[int, int]:
@@ -117,6 +133,8 @@ def cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
     for name, value in workload.options:
         if name not in compiled_in and isinstance(value, bool):
             others.append((first, {name: not value}, 0))
+        elif name not in compiled_in and name in kernel.choices:
+            others += [(first, {name: text}, 0) for text in kernel.choices[name] if text != value]
         elif name not in compiled_in and isinstance(value, float):
             others.append(("tiny" if "tiny" in kernel.data else first, {name: 4 * value or 0.5}, 0))
     # A gate's time goes by the number of cases: more sizes of the first dimension come along with what else is another.
@@ -143,8 +161,10 @@ def neighbours(kernel: Kernel, target: str, workload: Workload) -> tuple[Workloa
             made = resized(kernel, compiled_in, workload, {**few, name: size})
             if made.dim(name) in ranges[name] and size != own[name]:
                 asked.append((made, (name,)))
-    others = {n: not v for n, v in workload.options if isinstance(v, bool) and n in compiled_in}
-    for other in [others, *({n: v} for n, v in others.items())] if others else []:
+    others: dict[str, Value] = {n: not v for n, v in workload.options if isinstance(v, bool) and n in compiled_in}
+    changes: list[dict[str, Value]] = [others, *({n: v} for n, v in others.items())] if others else []
+    changes += [{n: v} for n, texts in kernel.choices.items() if n in compiled_in for v in texts if v != workload.option(n)]
+    for other in changes:
         options = tuple((n, other.get(n, v)) for n, v in workload.options)
         asked.append((resized(kernel, compiled_in, replace(workload, options=options), few), tuple(other)))
     near = (repaired(kernel, w, pinned=[n for n in compiled_in if n not in about], about=about) for w, about in asked)
@@ -153,14 +173,20 @@ def neighbours(kernel: Kernel, target: str, workload: Workload) -> tuple[Workloa
 
 
 def call_reference(kernel: Kernel, inputs: Tensors, workload: Workload) -> object:
-    """The baseline of a statement that names no other."""
-    return kernel.reference(inputs, workload)
+    """The baseline of a statement that names no other. PyTorch computes nothing in 8 bits."""
+    import torch
+
+    tensors, own = dict(inputs), (a for a in kernel.arguments if a.kind == "input" and a.dtype not in ("problem", "opmath"))
+    for a in own:
+        if (t := inputs[a.name]) is not None and t.is_floating_point() and t.itemsize == 1:
+            tensors[a.name] = t.to(getattr(torch, workload.dtype))
+    return kernel.reference(tensors, workload)
 
 
 def in_float32(kernel: Kernel, inputs: Tensors, workload: Workload) -> object:
     """The reference in float32: no kernel computes in 16 bits throughout, as it would."""
-    halves = {n: t for n, t in inputs.items() if t is not None and t.is_floating_point() and t.itemsize == 2}
-    return kernel.reference({**inputs, **{n: t.float() for n, t in halves.items()}}, workload)
+    short = {n: t for n, t in inputs.items() if t is not None and t.is_floating_point() and t.itemsize <= 2}
+    return kernel.reference({**inputs, **{n: t.float() for n, t in short.items()}}, workload)
 
 
 def cost(kernel: Kernel, workload: Workload) -> Cost:
@@ -170,11 +196,9 @@ def cost(kernel: Kernel, workload: Workload) -> Cost:
 
 def cost_of(kernel: Kernel, inputs: Sequence[Argument], workload: Workload) -> Cost:
     """Moving these inputs, and the outputs, once."""
-    import torch
-
     tensors = (*inputs, *kernel.outputs(workload))
-    each = ((getattr(torch, a.dtype_of(workload)), math.prod(_shape(a, workload))) for a in tensors)
-    return Cost(bytes=sum(dtype.itemsize * elements for dtype, elements in each), flops=0)
+    each = ((ELEMENT_BYTES[a.dtype_of(workload)], math.prod(_shape(a, workload))) for a in tensors)
+    return Cost(bytes=sum(size * elements for size, elements in each), flops=0)
 
 
 _SMALL = 1 / 64

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, wraps
@@ -15,7 +16,7 @@ from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem.data import DATA as DATA  # a kernel.py takes these from here
 from evo.problem.data import draw as draw
 from evo.problem.space import Space, Value, parse_number, tied
-from evo.problem.stated import check_statement
+from evo.problem.stated import check_statement, faults_of_structure, wrong_ties
 from evo.runtime.manifest import LaunchPlan as LaunchPlan
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 DTYPE_BYTES = MappingProxyType({"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8})
 INTEGER_BYTES = MappingProxyType({"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8})
 """Dtypes of outputs that are compared exactly, by the bytes of an element."""
+ELEMENT_BYTES = MappingProxyType({**DTYPE_BYTES, **INTEGER_BYTES, "float8_e4m3fn": 1, "float8_e5m2": 1})
+"""All dtypes that a tensor may have, by the bytes of an element."""
 
 _V = TypeVar("_V", bound=Value)
 
@@ -144,14 +147,17 @@ class Argument:
     the launches of one call, of `size(target, point, workload)` elements (none: a null address) from a multiple of 64 bytes
     on; before a call it holds anything or, if `zeroed`, zeros, which are written as a part of the call. `size` gives
     factors, numbers and names of dimensions; one that is not compiled in is named: (4 * point["blocks"], "cols").
+    A structure holds the values of `fields`, which lie as `layout` says. It is passed by value on a GPU and by reference on
+    a CPU, and is filled at each call.
     """
 
     name: str
-    kind: Literal["input", "output", "scalar", "workspace"]
+    kind: Literal["input", "output", "scalar", "workspace", "structure"]
     dtype: str = "problem"
-    """"problem" (the workload's dtype); "opmath" (what PyTorch computes it in: float64 for that dtype, else float32); or a
-    fixed one. Of a scalar "opmath", float32, int32 or int64; of workspace a fixed one. An output of `INTEGER_BYTES` is
-    compared exactly, so that integers which follow from rounded numbers, as in quantisation, may be off by one and fail."""
+    """"problem" (the workload's dtype); "opmath" (what PyTorch computes it in: float64 for that dtype, else float32); a
+    fixed one of `ELEMENT_BYTES`; or the name of an option that chooses one (`Kernel.choices`) and is compiled in. Of a
+    scalar "opmath", float32, int32 or int64; of workspace a fixed one. An output of `INTEGER_BYTES` is compared exactly, so
+    that integers which follow from rounded numbers, as in quantisation, may be off by one and fail."""
     shape: tuple[str, ...] = ()
     optional: bool = False
     stride_of: tuple[str, int] | None = None
@@ -163,11 +169,23 @@ class Argument:
     that at the reference's position (NaN equals NaN, 0 equals -0), but none twice in a row of positions in which the
     reference has none twice. None: only the reference's positions are right, as where the first of equal elements is asked
     for. The output's shape is that of the input without the axis (argmax), or with another in its place (topk, sort)."""
+    layout: str = ""
+    """Format of a structure for Python's module `struct`, with the alignment and padding of C: "PPqqf92x"."""
+    fields: tuple[str, ...] = ()
+    """Values in a structure: arguments (of a tensor its address), dimensions and options that are numbers, by name."""
+    alignment: int = 8
+    """Alignment of a structure, in bytes, which its size is rounded up to: 64 for a tensor map."""
 
     def dtype_of(self, workload: Workload) -> str:
         """The dtype it has there."""
         opmath = "float64" if workload.dtype == "float64" else "float32"
-        return {"problem": workload.dtype, "opmath": opmath}.get(self.dtype, self.dtype)
+        chosen = dict(workload.options).get(self.dtype, self.dtype)
+        return {"problem": workload.dtype, "opmath": opmath}.get(self.dtype, str(chosen))
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of a structure."""
+        return -(-struct.calcsize(self.layout) // self.alignment) * self.alignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +206,7 @@ class Tolerance:
     of_sums: float = 0.0
 
 
+_KINDS = ("input", "output", "scalar", "workspace", "structure")
 _KEPT = frozenset({"componentwise", "denormals", "overflow", "rounding", "zero_sign"})
 
 TOLERANCE = MappingProxyType(
@@ -196,6 +215,8 @@ TOLERANCE = MappingProxyType(
         "bfloat16": Tolerance(atol=1.6e-2, rtol=1.6e-2),
         "float32": Tolerance(atol=5e-5, rtol=1e-5),
         "float64": Tolerance(atol=1e-12, rtol=1e-12),
+        "float8_e4m3fn": Tolerance(atol=2**-6, rtol=2**-3, keeps=("rounding",)),
+        "float8_e5m2": Tolerance(atol=2**-14, rtol=2**-2, keeps=("rounding",)),
     }
 )
 
@@ -263,6 +284,8 @@ class Kernel:
     """Left out: those of the arguments' shapes, from 1 to 2^31 - 1; the first from 0 where it is not compiled in."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of a workload with their defaults."""
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Texts that an option may have, by option; one left out may have any."""
     option_min: Mapping[str, float] = field(default_factory=dict)
     """By option that is a number: the smallest value it may have; those left out may have any finite one."""
     compile_time_dims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -381,8 +404,9 @@ class Kernel:
         names = {d.name for d in self.dimensions} | set(self.options)
         tensors = {a.name for a in self.arguments if a.kind in ("input", "output")}
         for a in self.arguments:
-            if a.kind not in ("input", "output", "scalar", "workspace"):
-                yield f": argument {a.name!r} is of kind {a.kind!r}; there are input, output, scalar and workspace"
+            if a.kind not in _KINDS:
+                yield f": argument {a.name!r} is of kind {a.kind!r}; there are {', '.join(_KINDS)}"
+            yield from faults_of_structure(self, a)
             if isinstance(a.shape, str):
                 yield f": the shape of argument {a.name!r} is a text; write ({a.shape!r},)"
             if a.stride_of is not None and a.stride_of[0] not in tensors:
@@ -393,19 +417,30 @@ class Kernel:
                 yield f": scalar argument {a.name!r} is neither a dimension nor an option"
             if a.kind == "output" and a.optional and a.name not in self.options:
                 yield f": no option {a.name!r} asks for the optional output of that name"
-            if a.kind == "output" and a.dtype not in (known := ("problem", "opmath", *DTYPE_BYTES, *INTEGER_BYTES)):
-                yield f": output {a.name!r} is of dtype {a.dtype!r}, which is none of {', '.join(known)}"
-            if a.ties is not None and (fault := self._wrong_ties(a, *a.ties)):
+            if a.kind in ("input", "output") and a.dtype not in ("problem", "opmath", *ELEMENT_BYTES, *self.choices):
+                known = ", ".join(("problem", "opmath", *ELEMENT_BYTES))
+                yield f": {a.kind} {a.name!r} is of dtype {a.dtype!r}, which is none of {known}, and no option in `choices`"
+            for text in {*self.choices.get(a.dtype, ())} - ELEMENT_BYTES.keys():
+                yield f": option {a.dtype!r} is the dtype of {a.name!r}, and {text!r} is none"
+            if a.dtype in self.choices and (a.kind not in ("input", "output") or a.ties):
+                yield f": {a.kind} {a.name!r} cannot have a dtype that an option chooses"
+            for target in self.dtypes if a.dtype in self.choices else ():
+                if a.dtype not in self.compile_time_dims[target]:
+                    yield f": option {a.dtype!r} is the dtype of {a.name!r}; add it to `compile_time_dims` of {target!r}"
+            if a.ties is not None and (fault := wrong_ties(self, a, *a.ties)):
                 yield f": `ties` of argument {a.name!r} {fault}"
             if (a.kind == "workspace") != (a.size is not None) or (a.kind == "workspace") < a.zeroed:
                 yield f": argument {a.name!r}: every workspace, and nothing else, has a `size`, and may be `zeroed`"
-            if a.kind == "workspace" and a.dtype not in {*DTYPE_BYTES, *INTEGER_BYTES}:
+            if a.kind == "workspace" and a.dtype not in ELEMENT_BYTES:
                 yield f": workspace {a.name!r} has no fixed dtype such as float32 or int32, but {a.dtype!r}"
             for unknown in set(a.shape) - names:
                 yield f": argument {a.name!r} has an unknown dimension {unknown!r}"
         for target, fixed in self.compile_time_dims.items():
             for name in set(fixed) - names:
                 yield f": `compile_time_dims` of {target!r} names {name!r}, which is neither a dimension nor an option"
+        for name, texts in self.choices.items():
+            if self.options.get(name) not in texts:
+                yield f": `choices` of {name!r} are {', '.join(texts)}, and `options` has no such default"
         for name in set(self.option_min) - set(self.options):
             yield f": `option_min` names {name!r}, which is not one of its options"
         for unknown in {k for t in self.tolerance.values() for k in t.keeps} - _KEPT:
@@ -420,18 +455,6 @@ class Kernel:
         for a in self.arguments:
             if a.kind == "input" and not a.shape and {"inputs", "cost"} & self.instead.keys():
                 yield f": input {a.name!r} has no shape; give it one, or the kernel its own `inputs` and `cost`"
-
-    def _wrong_ties(self, output: Argument, name: str, axis: int) -> str:
-        if output.kind != "output" or output.dtype not in INTEGER_BYTES:
-            return "is for outputs of integers alone, such as int64"
-        shapes = [a.shape for a in self.arguments if a.name == name and a.kind == "input" and not a.optional]
-        if not shapes or not -len(shapes[0]) <= axis < len(shapes[0]):
-            return f"is {(name, axis)}: name an input that is always there, and an axis of its `shape`"
-        shape, place = shapes[0], axis % len(shapes[0])
-        without = (*shape[:place], *shape[place + 1 :])
-        if output.shape == without or (*output.shape[:place], *output.shape[place + 1 :]) == without:
-            return ""
-        return f"does not fit its shape {output.shape}: that of {name!r}, {shape}, without axis {axis} or with another there"
 
     def outputs(self, workload: Workload | None = None) -> tuple[Argument, ...]:
         """Returns the outputs that `workload` asks for; without a workload, all."""
@@ -475,6 +498,9 @@ class Kernel:
         if given["dtype"] not in self.dtypes[target]:
             raise UnknownNameError(f"dtype of kernel {self.name} on {target}", given["dtype"], self.dtypes[target])
         options = {n: _parse(text, n, given[n], v) if n in given else v for n, v in self.options.items()}
+        for name, texts in self.choices.items():
+            if options[name] not in texts:
+                raise UnknownNameError(f"{name} of kernel {self.name}", str(options[name]), texts)
         for name, low in self.option_min.items():
             if float(options[name]) < low:
                 raise UsageError(f"workload {text!r}: {name} must be {low:g} or more, got {options[name]}")
@@ -482,6 +508,11 @@ class Kernel:
         if reason := self.validate(found):
             raise UsageError(f"workload {text!r}: {reason}")
         return found
+
+    def number_of(self, option: str, value: Value) -> int:
+        """An option that is compiled in as a number, by which exported packages choose: the place among its choices, else
+        0 or 1."""
+        return self.choices[option].index(str(value)) if option in self.choices else int(value)
 
     def example(self, target: str) -> Workload:
         return self.workloads[target][0]

@@ -83,6 +83,8 @@ class Notation(Protocol):
     plain: bool
     """Whether a source without Jinja, whose parameters are macros, may be a template. Of another package's languages only
     one with a suffix that evo's own have, too."""
+    types: Mapping[str, str]
+    """The types of elements and numbers, by dtype, which templates are told; a dtype may be missing."""
     entry_point: re.Pattern[str] | None
     """Finds the entry points that a plain source declares, by groups `name` and `linkage`; None if any name may be one."""
 

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from traceback import walk_tb
 from types import SimpleNamespace
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -103,8 +104,9 @@ class _Asked(UserDict[str, Value]):
 def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch: str) -> Source:
     """The source of one candidate.
 
-    Template variables: `p` (the genome's parameters), `dtype`, `dims` and `options` (those that are compiled in), `arch`.
-    In a plain source, parameters, dimensions and options are macros.
+    Template variables: `p` (the genome's parameters), `dtype`, `dims` and `options` (those that are compiled in), `arch`,
+    `types` (of an argument's elements or number in C++, by name). In a plain source, parameters, dimensions, options and,
+    as NAME_type, types are macros.
     Raises TemplateError with the file, the line and what is wrong.
     """
     file, notation = _template_file(kernel, target, genome)
@@ -112,10 +114,11 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
     flags = tuple(kernel.compile_flags(target, point))
     values = {**kernel.inactive.get(target, {}), **genome.parameters}
     if file.suffix == ".j2":
-        text = _fill(kernel, file.name, SimpleNamespace(**values), binding, arch)
+        text = _fill(kernel, file.name, notation, SimpleNamespace(**values), binding, arch)
     else:
         kernel.plan(target, point, workload)
-        macros = {**dict(binding.dims), **dict(binding.options), **values}
+        types = {f"{name}_type": type_ for name, type_ in types_of(kernel, notation, binding).items()}
+        macros = {**types, **dict(binding.dims), **dict(binding.options), **values}
         macros.pop(TEMPLATE, None)  # which chose the file, and is a word of C++
         text = define_macros(file, notation, kernel.entry, macros, genome.parameters.keys() - point.asked)
     return Source(
@@ -197,11 +200,21 @@ def _known_suffixes(target: str) -> str:
     return "; ".join(f"{n.suffix} is {n.name}" for n in known if target in n.targets) or f"there is none for {target}"
 
 
+def types_of(kernel: Kernel, notation: Notation, binding: Workload) -> dict[str, str]:
+    """Type of each argument's elements, or of the number that it is, by name, as a language writes it."""
+    dtypes = {a.name: a.dtype_of(binding) for a in kernel.arguments if a.kind != "structure"}
+    return {name: notation.types[dtype] for name, dtype in dtypes.items() if dtype in notation.types}
+
+
 # -- a template in Jinja ------------------------------------------------------------------------------------------
 
 
-def _fill(kernel: Kernel, file: str, point: SimpleNamespace, binding: Workload, arch: str) -> str:
-    named = {"p": point, "dims": SimpleNamespace(**dict(binding.dims)), "options": SimpleNamespace(**dict(binding.options))}
+def _fill(
+    kernel: Kernel, file: str, notation: Notation, point: SimpleNamespace, binding: Workload, arch: str
+) -> str:
+    spaces: dict[str, dict[str, Any]] = {"dims": dict(binding.dims), "options": dict(binding.options)}
+    spaces["types"] = types_of(kernel, notation, binding)
+    named = {"p": point, **{name: SimpleNamespace(**values) for name, values in spaces.items()}}
     try:
         template = template_environment(kernel.folder, template_root()).get_template(file)
         return template.render(**named, dtype=binding.dtype, arch=arch)
@@ -209,7 +222,8 @@ def _fill(kernel: Kernel, file: str, point: SimpleNamespace, binding: Workload, 
         raise TemplateError(f"{kernel.folder / (error.name or file)}, line {error.lineno}: {error.message}") from error
     except jinja2.UndefinedError as error:
         place = _place(error, kernel.folder / file)
-        message = (error.message or "").replace("'types.SimpleNamespace object' has no attribute", "p, dims or options lack")
+        said, known_of = "'types.SimpleNamespace object' has no attribute", "p, dims, options or types lack"
+        message = (error.message or "").replace(said, known_of)
         known = ", ".join(["dtype", "arch", *(f"{of}.{name}" for of, values in named.items() for name in vars(values))])
         raise TemplateError(f"{place}: {message}; there are {known}") from error
     except Exception as error:  # a filter or an expression in the template failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +16,56 @@ from evo.problem.repair import legal_cases
 from evo.problem.space import Space
 
 if TYPE_CHECKING:
-    from evo.problem.kernel import Kernel
+    from evo.problem.kernel import Argument, Kernel
 
 _DEVICE = ("out of memory", "not enough memory", "CUDA error", "cudaError")
 """In a PyTorch error that no author of a kernel is to blame for."""
 _HERE = str(Path(__file__).parent)
 """Calls from here are no part of what an author has written."""
+
+
+_INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
+_FIELD_CODES = "PqQiIfdx0123456789 "
+_MOST_STRUCTURE_BYTES = 4096
+"""All parameters of a CUDA kernel together, before CUDA 12.1."""
+
+
+def wrong_ties(kernel: Kernel, output: Argument, name: str, axis: int) -> str:
+    """What is wrong with the `ties` of an argument; empty if nothing is."""
+    if output.kind != "output" or output.dtype not in _INTEGERS:
+        return "is for outputs of integers alone, such as int64"
+    shapes = [a.shape for a in kernel.arguments if a.name == name and a.kind == "input" and not a.optional]
+    if not shapes or not -len(shapes[0]) <= axis < len(shapes[0]):
+        return f"is {(name, axis)}: name an input that is always there, and an axis of its `shape`"
+    shape, place = shapes[0], axis % len(shapes[0])
+    without = (*shape[:place], *shape[place + 1 :])
+    if output.shape == without or (*output.shape[:place], *output.shape[place + 1 :]) == without:
+        return ""
+    return f"does not fit its shape {output.shape}: that of {name!r}, {shape}, without axis {axis} or with another there"
+
+
+def faults_of_structure(kernel: Kernel, a: Argument) -> Iterator[str]:
+    """What is wrong with the parts of a structure in an argument."""
+    if not all((a.layout, a.fields)) if a.kind == "structure" else any((a.layout, a.fields)):
+        yield f": argument {a.name!r}: every structure, and nothing else, has a `layout` and `fields`"
+    elif a.kind == "structure":
+        try:
+            size = struct.calcsize(a.layout)
+            count = len(struct.unpack(a.layout, bytes(size)))
+        except struct.error as error:
+            yield f": structure {a.name!r} has the layout {a.layout!r}, which is none ({error})"
+            return
+        if count != len(a.fields) or set(a.layout) - set(_FIELD_CODES) or size > _MOST_STRUCTURE_BYTES:
+            yield (
+                f": structure {a.name!r} has {len(a.fields)} fields in {size} bytes, and its layout {a.layout!r} is for"
+                f" {count}: a layout is of P, q, Q, i, I, f, d and padding x, at most {_MOST_STRUCTURE_BYTES} bytes"
+            )
+        if a.alignment not in (1 << n for n in range(9)):
+            yield f": structure {a.name!r} has alignment {a.alignment}, which is no power of two up to 256"
+        known = {b.name for b in kernel.arguments if b.kind != "structure"} | {d.name for d in kernel.dimensions}
+        known |= {name for name, value in kernel.options.items() if not isinstance(value, str)}
+        if unknown := set(a.fields) - known:
+            yield f": structure {a.name!r} has a field {min(unknown)!r}, which is no argument, dimension or option"
 
 
 def check_statement(kernel: Kernel) -> None:
@@ -94,9 +139,13 @@ def _sequence_of(kind: str, *, some: bool) -> Callable[..., str]:
 def _wrong_inputs(kernel: Kernel, found: Any, workload: Any, *given: Any) -> str:
     if not isinstance(found, Mapping):
         return f"must return a mapping of input tensors by name, and returns {_shown(found)}"
-    for a in kernel.arguments:
-        if a.kind == "input" and (fault := _wrong_tensor(a, found.get(a.name), workload)):
+    for a in (a for a in kernel.arguments if a.kind == "input"):
+        tensor = found.get(a.name)
+        if fault := _wrong_tensor(a, tensor, workload):
             return fault
+        # One of the workload's dtype may be another, such as a mask of bool, for which an option may stand.
+        if a.dtype != "problem" and tensor is not None and str(tensor.dtype) != (stated := f"torch.{a.dtype_of(workload)}"):
+            return f"returns {a.name!r} as {tensor.dtype} for {workload.key}, where {stated} is stated"
     return ""
 
 

@@ -32,7 +32,7 @@ _RELEVANT = re.compile(
 """Instruction sets that a compiler may use, as Linux spells them; not what tells of the kernel or of a hypervisor."""
 
 _TYPES: dict[str, Any] = {
-    "P": ctypes.c_void_p,
+    "Q": ctypes.c_void_p,
     "q": ctypes.c_int64,
     "i": ctypes.c_int32,
     "f": ctypes.c_float,
@@ -125,6 +125,20 @@ def keep_freed_memory() -> None:
             set_option(option, value)
 
 
+@dataclass(frozen=True)
+class Aligned:
+    """Type of a parameter for ctypes: a structure by reference, given as its bytes."""
+
+    size: int
+    alignment: int
+
+    def from_param(self, content: bytes) -> Any:
+        memory = ctypes.create_string_buffer(self.size + self.alignment)
+        start = -ctypes.addressof(memory) % self.alignment
+        ctypes.memmove(ctypes.addressof(memory) + start, content, len(content))
+        return ctypes.byref(memory, start)
+
+
 @dataclass(frozen=True, eq=False)
 class Library:
     """A variant's entry points, loaded, one a launch; each is done when it returns. May be called by several threads at
@@ -145,7 +159,7 @@ class Library:
         addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self.functions]
         return 0, self.variant.described_workspace(), tuple((a, 0, 1, 0, 1, False, 1, (), 1, 0, False) for a in addresses)
 
-    def __call__(self, *values: float) -> bool:
+    def __call__(self, *values: Any) -> bool:
         for function in self.functions:
             function(*values)
         return True
@@ -183,7 +197,8 @@ def _open_library(path: Path, variant: Variant) -> Library:
         raise Unavailable(f"{path.name} does not load ({error})") from error
     for function in functions:
         function.restype = None
-        function.argtypes = [_TYPES[code] for code in variant.arguments]
+        types: Any = [_TYPES.get(code) or Aligned(int(code[:-1]), alignment) for code, alignment in variant.arguments]
+        function.argtypes = types
     return Library(variant, functions)
 
 

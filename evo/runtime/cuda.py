@@ -6,25 +6,33 @@ Reference: CUDA Driver API, sections Module Management and Execution Control.
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .driver import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, ask, error_text, load_driver
+from .driver import (
+    DYNAMIC_SMEM,
+    LARGE_CLUSTER,
+    PORTABLE_CLUSTER,
+    REGISTERS,
+    SMEM_WITHOUT_OPT_IN,
+    STATIC_SMEM,
+    Frame,
+    Slot,
+    answer,
+    ask,
+    error_text,
+    load_driver,
+)
 from .manifest import LaunchPlan, launchable
 from .package import Busy, Unavailable, Variant
 
-_STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
 _NO_CONTEXT = 201
 _CAPTURE_ERRORS = range(900, 920)
 _RELAXED = 2  # CUstreamCaptureMode
-
-_WORDS = {"P": "Q", "q": "q", "d": "d", "i": "i4x", "f": "f4x"}
-"""How struct writes an argument into 8 bytes."""
 
 # torch's public ways to ask these make objects first, which takes longer than the launch.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -66,11 +74,11 @@ class Function:
 
 @contextmanager
 def _context(context: int) -> Iterator[None]:
-    ask("cuCtxPushCurrent_v2", "the GPU's context cannot be used", ctypes.c_void_p(context))
+    ask("cuCtxPushCurrent", "the GPU's context cannot be used", context)
     try:
         yield
     finally:
-        load_driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        load_driver().cuCtxPopCurrent(ctypes.byref(ctypes.c_void_p()))
 
 
 def refuse_while_capturing(index: int) -> None:
@@ -97,42 +105,36 @@ def beside_captures() -> Iterator[None]:
 
 def load_image(variant: Variant, name: str, image: bytes, index: int) -> Function:
     """Code of a variant's, a cubin or PTX, that messages call `name`. Raises Unavailable."""
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    ask("cuDeviceGet", "the GPU does not answer", ctypes.byref(device), index)
-    ask("cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", ctypes.byref(context), device)
-    assert context.value is not None
-    with beside_captures(), _context(context.value):
+    device = answer(ctypes.c_int, "cuDeviceGet", "the GPU does not answer", index)
+    context = answer(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", device)
+    with beside_captures(), _context(context):
         handles = _load_functions(image, name, variant)
     properties = torch.cuda.get_device_properties(index)
-    return Function(variant, handles, context.value, index, properties.multi_processor_count)
+    return Function(variant, handles, context, index, properties.multi_processor_count)
 
 
 def _load_functions(image: bytes, name: str, variant: Variant) -> tuple[tuple[int, int], ...]:
-    module, fails, found = ctypes.c_void_p(), f"{name} does not load", ctypes.c_int()
+    fails = f"{name} does not load"
     # The terminating NUL that ctypes sees to is what PTX needs; a cubin knows its own length.
-    ask("cuModuleLoadData", fails, ctypes.byref(module), image)
+    module = answer(ctypes.c_void_p, "cuModuleLoadData", fails, image)
 
-    def look_up(symbol: str) -> ctypes.c_void_p:
-        function = ctypes.c_void_p()
+    def look_up(symbol: str) -> int:
         missing = f"{name} has no entry point {symbol}"
-        ask("cuModuleGetFunction", missing, ctypes.byref(function), module, symbol.encode())
+        function: int = answer(ctypes.c_void_p, "cuModuleGetFunction", missing, module, symbol.encode())
         # Also has a driver that loads lazily load the code now, and not amid a later capture.
-        ask("cuFuncGetAttribute", fails, ctypes.byref(found), _REGISTERS, function)
+        answer(ctypes.c_int, "cuFuncGetAttribute", fails, REGISTERS, function)
         return function
 
     def prepared(plan: LaunchPlan) -> tuple[int, int]:
         entry = variant.entry(plan)
-        unaligned = look_up(f"{entry}_unaligned").value if plan.alignment > 1 else 0
+        unaligned = look_up(f"{entry}_unaligned") if plan.alignment > 1 else 0
         function = look_up(entry)
-        ask("cuFuncGetAttribute", fails, ctypes.byref(found), _STATIC_SMEM, function)
-        if plan.smem_bytes + found.value > SMEM_WITHOUT_OPT_IN:
+        if plan.smem_bytes + answer(ctypes.c_int, "cuFuncGetAttribute", fails, STATIC_SMEM, function) > SMEM_WITHOUT_OPT_IN:
             needed = f"{name} needs {plan.smem_bytes} bytes of shared memory a block"
-            ask("cuFuncSetAttribute", needed, function, _DYNAMIC_SMEM, plan.smem_bytes)
+            ask("cuFuncSetAttribute", needed, function, DYNAMIC_SMEM, plan.smem_bytes)
         if plan.cluster > PORTABLE_CLUSTER:
-            ask("cuFuncSetAttribute", f"{name} needs clusters of {plan.cluster} blocks", function, _LARGE_CLUSTER, 1)
-        assert function.value is not None
-        assert unaligned is not None
-        return function.value, unaligned
+            ask("cuFuncSetAttribute", f"{name} needs clusters of {plan.cluster} blocks", function, LARGE_CLUSTER, 1)
+        return function, unaligned
 
     return tuple(map(prepared, variant.plans))
 
@@ -147,18 +149,17 @@ class CudaCall:
         self.how = how
         self.sizes = tuple(sizes.values())
         self.workspace = variant.workspace(sizes)
-        codes = variant.arguments
-        self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in codes)).pack_into
-        self._addresses = [i for i, code in enumerate(codes) if code == "P"]
+        slots = variant.arguments
+        self._addresses = [i for i, (code, _) in enumerate(slots) if code == "Q"]
         pairs = zip(variant.plans, function.handles, strict=True)
-        self._steps = [_Step(plan, handles, sizes, function.multiprocessors, len(codes)) for plan, handles in pairs]
+        self._steps = [_Step(plan, handles, sizes, function.multiprocessors, slots) for plan, handles in pairs]
         self._driver, self._function, self._retire = load_driver(), function, retire
         self._launch, self._index = self._driver.cuLaunchKernelEx, function.index
 
-    def __call__(self, *values: float) -> bool:
+    def __call__(self, *values: Any) -> bool:
         bits = 0
         for i in self._addresses:
-            bits |= values[i]  # type: ignore[operator]
+            bits |= values[i]
         stream = current_stream(self._index)
         for step in self._steps:
             handle, frames = step.unaligned if bits & step.misaligned else step.aligned
@@ -166,7 +167,7 @@ class CudaCall:
                 frame = frames.pop()
             except IndexError:
                 frame = step.frame(frames)
-            self._pack(frame.words, 0, *values)
+            frame.pack(*values)
             frame.config.stream = stream
             error = _NO_CONTEXT
             if _current_device() == self._index:
@@ -186,13 +187,18 @@ class _Step:
     """One launch: for addresses that are `aligned` and that are not the function, and frames that no thread is using."""
 
     def __init__(
-        self, plan: LaunchPlan, handles: tuple[int, int], sizes: Mapping[str, int], multiprocessors: int, arguments: int
+        self,
+        plan: LaunchPlan,
+        handles: tuple[int, int],
+        sizes: Mapping[str, int],
+        multiprocessors: int,
+        slots: Sequence[Slot],
     ) -> None:
         """Raises Unavailable."""
         x, y, z = self._blocks = plan.grid(sizes, multiprocessors)
         if not launchable(self._blocks):
             raise Unavailable(f"it would need a grid of {x} x {y} x {z} blocks")
-        self._plan, self._arguments, self.misaligned = plan, arguments, plan.alignment - 1
+        self._plan, self._slots, self.misaligned = plan, slots, plan.alignment - 1
         frames: tuple[list[Frame], list[Frame]] = [], []  # list.append and list.pop are atomic
         self.aligned, self.unaligned = zip(map(ctypes.c_void_p, handles), frames, strict=True)
 
@@ -200,4 +206,4 @@ class _Step:
         """One more."""
         plan, aligned = self._plan, frames is self.aligned[1]
         how = (plan.smem_bytes, plan.cluster, plan.programmatic) if aligned else (0, 1, False)
-        return Frame(self._blocks, plan.threads, *how, self._arguments)
+        return Frame(self._blocks, plan.threads, *how, self._slots)

@@ -18,7 +18,18 @@ from .choice import CLOSE, EXACT, FAR, Family, Member, bucket_of, in_order, is_m
 from .driver import driver_version
 from .jit import Jit
 from .manifest import MANIFEST
-from .package import Busy, Package, Unavailable, Variant, digest, faster_torch, in_words, keep, kept
+from .package import (
+    Busy,
+    Package,
+    Unavailable,
+    Variant,
+    digest,
+    faster_torch,
+    in_words,
+    keep,
+    kept,
+    options_in_words,
+)
 from .trial import Call, Loaded, Table, race
 
 _RACING = 2
@@ -324,7 +335,7 @@ class Dispatch(Table):
         """The sizes that are, in words, and the options that are on: head_dim=64 causal."""
         sizes = {n: sizes[n] for n in sorted(variant.fixed)}
         numbers = [f"{n}={size}" for n, size in sizes.items() if n not in self.package.options]
-        return " ".join([*numbers, *(n for n, size in sizes.items() if n in self.package.options and size)]) or "no option"
+        return " ".join([*numbers, *options_in_words(sizes, self.package.options)]) or "no option"
 
     def _left(self, family: Family, member: Member) -> str:
         """Why problems near a member's own are left to PyTorch; empty if they are not."""

@@ -6,7 +6,11 @@ Reference: CUDA Driver API, sections Module Management and Execution Control.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 from .package import Unavailable
@@ -31,53 +35,109 @@ class _LaunchConfig(ctypes.Structure):
     )
 
 
+_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int, "z": ctypes.c_size_t}
+_NAMES = {
+    "": "cuCtxSynchronize cuCtxResetPersistingL2Cache",
+    "i": "cuInit",
+    "p": (
+        "cuDriverGetVersion cuDeviceGetCount cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuModuleUnload"
+        " cuEventDestroy_v2 cuEventSynchronize cuThreadExchangeStreamCaptureMode"
+    ),
+    "ip": "cuGetErrorName cuGetErrorString",
+    "pi": "cuDeviceGet cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain cuEventCreate",
+    "pii": "cuDeviceGetName cuDeviceGetAttribute cuDeviceGetPCIBusId cuFuncSetAttribute",
+    "pip": "cuFuncGetAttribute",
+    "pp": "cuModuleLoadData",
+    "ppi": "cuEventRecordWithFlags",
+    "ppp": "cuModuleGetFunction cuEventElapsedTime_v2",
+    "pppp": "cuLaunchKernelEx",
+    "ppz": "cuMemcpyHtoD_v2 cuMemcpyDtoH_v2",
+    "pz": "cuMemAlloc_v2",
+    "pzpp": "cuFuncGetParamInfo",
+}
+FUNCTIONS = {symbol: kinds for kinds, symbols in _NAMES.items() for symbol in symbols.split()}
+"""Parameters by symbol, as far as a calling convention tells them apart: p an address, i an int, z a size."""
+STATIC_SMEM, REGISTERS, DYNAMIC_SMEM, LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
+
+
 @cache
 def load_driver() -> Any:
-    """Raises Unavailable."""
+    """The driver's functions by the names of cuda.h; an old driver lacks some. Raises Unavailable."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise Unavailable(f"there is no CUDA driver ({error})") from error
-    if not hasattr(library, "cuLaunchKernelEx"):
+    found = SimpleNamespace()
+    for symbol, kinds in FUNCTIONS.items():
+        name = symbol.removesuffix("_v2")
+        with suppress(AttributeError):
+            function = getattr(library, symbol, None) or getattr(library, name)
+            function.argtypes = [_KINDS[kind] for kind in kinds]
+            setattr(found, name, function)
+    if not hasattr(found, "cuLaunchKernelEx"):
         raise Unavailable("the CUDA driver is older than CUDA 11.8")
-    library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
-    if failure := library.cuInit(0):
-        raise Unavailable(f"the CUDA driver does not start: {error_text(library, failure)}")
-    return library
+    if failure := found.cuInit(0):
+        raise Unavailable(f"the CUDA driver does not start: {error_text(found, failure)}")
+    return found
 
 
 def error_text(driver: Any, error: int) -> str:
-    name = ctypes.c_char_p()
+    """CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered."""
+    name, text = ctypes.c_char_p(), ctypes.c_char_p()
     driver.cuGetErrorName(error, ctypes.byref(name))
-    return f"{(name.value or b'CUDA error').decode()} ({error})"
+    driver.cuGetErrorString(error, ctypes.byref(text))
+    return f"{(name.value or b'CUDA error').decode()} ({error}): {(text.value or b'unknown error').decode()}"
 
 
 def ask(function: str, failing: str, *arguments: Any) -> None:
-    """Calls a function of the driver. Raises Unavailable: what fails, and CUDA's name for the error."""
+    """Calls a function of the driver. Raises Unavailable: what fails, and CUDA's words for the error."""
     driver = load_driver()
     if error := getattr(driver, function)(*arguments):
         raise Unavailable(f"{failing}: {error_text(driver, error)}")
 
 
+def answer(kind: Any, function: str, failing: str, *arguments: Any) -> Any:
+    """The value of a ctypes kind that a function of the driver writes to where its first parameter points. Raises
+    Unavailable."""
+    found = kind()
+    ask(function, failing, ctypes.byref(found), *arguments)
+    return found.value
+
+
 def driver_version() -> int:
     """13010 of one for CUDA 13.1. Raises Unavailable."""
-    version = ctypes.c_int()
-    ask("cuDriverGetVersion", "the CUDA driver does not tell its version", ctypes.byref(version))
-    return version.value
+    return int(answer(ctypes.c_int, "cuDriverGetVersion", "the CUDA driver does not tell its version"))
+
+
+Slot = tuple[str, int]
+"""Format of an entry point's parameter for `struct`, and its alignment: ("Q", 8) of an address, ("128s", 64)."""
+_MOST_ALIGNED = 256
 
 
 class Frame:
-    """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns.
+    """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns. `pack`
+    writes them.
 
     cuLaunchKernelEx takes four parameters, where cuLaunchKernel takes eleven that ctypes would convert every time.
     """
 
     def __init__(
-        self, blocks: tuple[int, int, int], threads: int, smem_bytes: int, cluster: int, programmatic: bool, arguments: int
+        self,
+        blocks: tuple[int, int, int],
+        threads: int,
+        smem_bytes: int,
+        cluster: int,
+        programmatic: bool,
+        slots: Sequence[Slot],
     ) -> None:
-        self.words = ctypes.create_string_buffer(8 * arguments)
-        base = ctypes.addressof(self.words)
-        self._pointers = (ctypes.c_void_p * arguments)(*(base + 8 * i for i in range(arguments)))
+        form, places = "=", list[int]()
+        for code, alignment in slots:
+            form += f"{-struct.calcsize(form) % alignment}x{code}"
+            places.append(struct.calcsize(form) - struct.calcsize(f"={code}"))
+        memory = ctypes.create_string_buffer(struct.calcsize(form) + _MOST_ALIGNED)
+        start = -ctypes.addressof(memory) % _MOST_ALIGNED
+        self.pack = partial(struct.Struct(form).pack_into, memory, start)
+        self._pointers = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(memory) + start + place for place in places))
         attributes = []
         if cluster > 1:
             attributes.append(_LaunchAttribute(id=_CLUSTER_DIMENSION, value=(cluster, 1, 1)))

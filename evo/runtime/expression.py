@@ -32,7 +32,7 @@ WRONG_TYPE = {
 DTYPES = {
     "float16": "at::kHalf", "bfloat16": "at::kBFloat16", "float32": "at::kFloat", "float64": "at::kDouble",
     "bool": "at::kBool", "uint8": "at::kByte", "int8": "at::kChar", "int16": "at::kShort", "int32": "at::kInt",
-    "int64": "at::kLong",
+    "int64": "at::kLong", "float8_e4m3fn": "at::kFloat8_e4m3fn", "float8_e5m2": "at::kFloat8_e5m2",
 }  # fmt: skip
 """Dtypes in C++."""
 

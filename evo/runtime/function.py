@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from math import prod
+from struct import pack
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -171,7 +172,7 @@ def explain({positional}):
         for reason, text in self._bound.fits(of_tensors=False).items():
             lines += [f"if not ({in_python(text)}):", f"    return {reason!r}"]
         lines += [f"_at = addresses({', '.join(self._bound.together)})", "if type(_at) is str:", "    return _at"]
-        for name in function.apart:
+        for name in self._bound.apart:
             lines += [
                 f"_of = addresses({name})",
                 "if type(_of) is str:",
@@ -205,7 +206,7 @@ def explain({positional}):
             f"    return _record(_table, {names}) if _recording else None",
             "if type(_found) is str:",
             "    return None",
-            f"_chosen, ({''.join(f'at_{name}, ' for name in (*bound.together, *function.apart))}) = _found",
+            f"_chosen, ({''.join(f'at_{name}, ' for name in (*bound.together, *bound.apart))}) = _found",
         ]
         for name in (argument for of, argument in bound.inputs.items() if bound.is_gathered(of)):
             if not any(f"{name}.is_contiguous()" in text for text in function.fits.values()):
@@ -213,7 +214,8 @@ def explain({positional}):
                 # PyTorch's own kernels copy it, too.
                 lines += [f"if {given}not {name}.is_contiguous():", f"    {name} = {name}.contiguous()"]
                 lines += [f"    at_{name} = {name}.data_ptr()"]
-        numbers = [bound.number(a.name) for a in arguments if a.kind == "scalar" and a.name in self._kernel.options]
+        passed = {name for a in arguments for name in (a.name, *a.fields)}
+        numbers = [bound.number(name) for name in self._kernel.options if name in passed]
         shapes = [text for text in bound.results.values() if text not in self._parameters]
         lines += locals_of([*numbers, *function.expanded.values(), *shapes])
         for output, form in bound.results.items():
@@ -237,8 +239,7 @@ def explain({positional}):
 
     def _made(self, argument: Any, form: str) -> str:
         first = self._bound.first
-        dtype = {"problem": "", "opmath": f"_opmath({first}.dtype)"}.get(argument.dtype, f"torch.{argument.dtype}")
-        more = f", dtype={dtype}" if dtype else ""
+        more = f", dtype={in_python(self._bound.dtype(argument))}" if argument.dtype != "problem" else ""
         if form in self._parameters:
             dense = "" if argument.name in self._bound.strided else ", memory_format=_CONTIGUOUS"
             return f"_empty_like({form}{more}{dense})"
@@ -248,18 +249,23 @@ def explain({positional}):
         """What the entry point is called with, in order."""
         bound, number = self._bound, 0
         order = [d["name"] for d in self._package.dimensions]
+        values = {name: f"_chosen.sizes[{place}]" for place, name in enumerate(order)}
         for a in self._kernel.arguments:
             if a.kind == "input":
-                yield f"at_{bound.inputs[a.name]}" if a.name in bound.inputs else "0"
+                values[a.name] = f"at_{bound.inputs[a.name]}" if a.name in bound.inputs else "0"
             elif a.kind == "output":
-                yield f"{a.name}_.data_ptr()" if a.name in bound.results else "0"
+                values[a.name] = f"{a.name}_.data_ptr()" if a.name in bound.results else "0"
             elif a.kind == "workspace":
-                yield f"_memory[{number}]"
+                values[a.name] = f"_memory[{number}]"
                 number += 1
             elif a.stride_of is not None:
-                yield f"stride_{a.stride_of[0]}[{a.stride_of[1]}]"
+                values[a.name] = f"stride_{a.stride_of[0]}[{a.stride_of[1]}]"
+        for a in self._kernel.arguments:
+            if a.kind == "structure":
+                fields = (values.get(name) or in_python(bound.number(name)) for name in a.fields)
+                yield f"_pack({a.layout!r}, {', '.join(fields)})"
             else:
-                yield f"_chosen.sizes[{order.index(a.name)}]" if a.name in order else in_python(bound.number(a.name))
+                yield values.get(a.name) or in_python(bound.number(a.name))
 
     def _operands(self) -> Iterator[tuple[str, Parameter]]:
         return ((name, self._parameters[name]) for name in self._function.operands)
@@ -320,6 +326,7 @@ def _concerns_memory(text: str) -> bool:
 _CONSTANTS: Mapping[str, Any] = {
     "Tensor": torch.Tensor,
     "prod": prod,
+    "_pack": pack,
     "addresses": shared.addresses,
     "workspace": shared.workspace,
     "expands": lambda own, whole: (
@@ -334,7 +341,6 @@ _CONSTANTS: Mapping[str, Any] = {
     "_INT": {int},
     "_SEQUENCES": frozenset({tuple, list, torch.Size}),
     "_dtype": torch.dtype,
-    "_opmath": lambda dtype: torch.promote_types(dtype, torch.float32),
 }
 _BACKENDS: Mapping[str, Any] = {
     "math": torch.backends.cuda.math_sdp_enabled,

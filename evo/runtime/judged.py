@@ -27,7 +27,7 @@ class Judge:
     def __init__(self, package: Package, bound: Bound, module: ModuleType) -> None:
         self._package, self._bound, self._module = package, bound, module
         self._kernel, self._function, self._parameters = bound.kernel, bound.function, bound.function.parameters
-        self._problem_of = _evaluator(bound.function)
+        self._problem_of = _evaluator(bound)
 
     # -- from a problem to a call -----------------------------------------------------------------------------------
 
@@ -82,7 +82,10 @@ class Judge:
         """The kernel's problem of these sizes, among which are the options that are compiled in."""
         kernel = self._kernel
         dims = {d.name: sizes[d.name] for d in kernel.dimensions}
-        options = {n: type(v)(sizes[n]) if n in sizes else v for n, v in kernel.options.items()}
+        options = {
+            n: v if n not in sizes else kernel.choices[n][sizes[n]] if n in kernel.choices else type(v)(sizes[n])
+            for n, v in kernel.options.items()
+        }
         like = next(w for found in kernel.workloads.values() for w in found)
         return type(like).of(dims, str(dtype).removeprefix("torch."), options)
 
@@ -91,7 +94,9 @@ class Judge:
         if "+" in data:
             return None
         inputs = self._kernel.inputs(workload, data, generator)
-        problem = {**dict(workload.dims), **dict(workload.options)}
+        options = dict(workload.options)
+        dtypes = {a.dtype: getattr(torch, str(options[a.dtype])) for a in self._kernel.arguments if a.dtype in options}
+        problem = {**dict(workload.dims), **options, **dtypes}
         argument = {a: k for k, a in self._function.tensors.items()}
         found = []
         for name, parameter in self._parameters.items():
@@ -106,8 +111,8 @@ class Judge:
             else:
                 raise ValueError(f"`call` of the function says nothing of argument {name!r}")
         args = tuple(found)
-        sizes, options = self._problem_of(args)
-        same = {**dict(workload.options), **options} == dict(workload.options) and sizes == dict(workload.dims)
+        sizes, found_options = self._problem_of(args)
+        same = {**dict(workload.options), **found_options} == dict(workload.options) and sizes == dict(workload.dims)
         return args if same and self._asks_for_the_same(workload) else None
 
     def _asks_for_the_same(self, workload: Any) -> bool:
@@ -137,8 +142,8 @@ class Judge:
                 if t is not None and (whole := function.expanded.get(function.tensors[a.name])):
                     t = t.expand(self._value(whole, args))
                 inputs[a.name] = t.reshape([sizes[n] for n in a.shape]) if t is not None and a.shape else t
-        dtype = given[function.given_tensors[0]].dtype
-        workload = self._workload({**{n: int(v) for n, v in options.items() if isinstance(v, bool)}, **sizes}, dtype)
+        dtype = given[self._bound.first].dtype
+        workload = self._workload(sizes, dtype)
         every = {**dict(workload.options), **options}
         workload = type(workload).of(sizes, workload.dtype, {n: every[n] for n in self._kernel.options})
         outputs = self._kernel.reference(inputs, workload)
@@ -165,15 +170,17 @@ class _Anything(dict[Any, Any]):
         return 0
 
 
-def _evaluator(function: Function) -> Callable[[tuple[Any, ...]], tuple[dict[str, int], dict[str, Any]]]:
+def _evaluator(bound: Bound) -> Callable[[tuple[Any, ...]], tuple[dict[str, int], dict[str, Any]]]:
     """From arguments by position to dimensions and options."""
-    sizes, options = _compiled(function, function.sizes), _compiled(function, function.options)
+    function = bound.function
+    sizes, options = _compiled(function, function.sizes), _compiled(function, bound.options)
     optional = {k: a for k, a in function.tensors.items() if function.parameters[a].optional}
     order = [*function.parameters]
 
     def found(args: tuple[Any, ...]) -> tuple[dict[str, int], dict[str, Any]]:
         there = {k: args[order.index(a)] is not None for k, a in optional.items()}
-        return sizes(*args), {**there, **options(*args)}
+        of_call = {n: str(v)[6:] if isinstance(v, torch.dtype) else v for n, v in options(*args).items()}
+        return sizes(*args), {**there, **of_call}
 
     return found
 

@@ -59,8 +59,8 @@ _SHAPE = {
         "title": "text",
         "replaces": "text",
         "entry": "text",
-        "dimensions": [{"name": "text", "low": "size", "high": "size"}],
-        "arguments": [{"name": "text", "kind": "text", "dtype": "text"}],
+        "dimensions": [{"name": "text", "low": "size", "high": "size", "choices?": ["text"]}],
+        "arguments": [{"name": "text", "kind": "text", "dtype": "text", "bytes?": "size", "alignment?": "count"}],
         "tolerance": {"*": {"atol": "number", "rtol": "number", "torch_factor": "number"}},
     },
     "targets": {"*": _COMPILED},
@@ -145,7 +145,7 @@ def _fill(manifest: dict[str, Any]) -> str:
     """Has records say what they are taken to say, and what their workload's key does. Returns what is wrong with that; empty
     if nothing is."""
     manifest["measured_on"] = manifest.get("measured_on") or [{}]
-    dimensions = [d["name"] for d in manifest["kernel"]["dimensions"]]
+    dimensions = {d["name"]: d.get("choices", ()) for d in manifest["kernel"]["dimensions"]}
     try:
         for record, assumed in stated(manifest):
             for name, value in assumed.items():
@@ -156,13 +156,13 @@ def _fill(manifest: dict[str, Any]) -> str:
     return ""
 
 
-def _workload(key: str, dimensions: Sequence[str]) -> dict[str, Any]:
+def _workload(key: str, dimensions: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """A workload from its key, such as rows=8,cols=64,dtype=float16,rstd=true. Options follow the dtype; those that are
-    compiled in are dimensions, too: 0 or 1. Raises LookupError, TypeError, ValueError."""
+    compiled in are dimensions, too: 0 or 1, or the place among their choices. Raises LookupError, TypeError, ValueError."""
     parts = dict(part.split("=", 1) for part in key.split(","))
     names = list(parts)
     values = {name: _value(text) for name, text in parts.items()}
-    dims = {name: int(values[name]) for name in dimensions}
+    dims = {name: of.index(values[name]) if of else int(values[name]) for name, of in dimensions.items()}
     if any(size < 0 for size in dims.values()):
         raise ValueError("a size below 0")
     options = {name: values[name] for name in names[names.index("dtype") + 1 :]}
@@ -182,7 +182,7 @@ def _contradiction(manifest: Mapping[str, Any]) -> str:
     sizes = {d["name"] for d in kernel["dimensions"]}
     if not manifest["variants"]:
         return "it has no variants"
-    if unknown := {a["kind"] for a in kernel["arguments"]} - {"input", "output", "scalar", "workspace"}:
+    if unknown := {a["kind"] for a in kernel["arguments"]} - {"input", "output", "scalar", "workspace", "structure"}:
         return f"it has an argument of the unknown kind {unknown.pop()!r}"
     for where, v in [(f"it.{of}[{i}]", v) for of in ("variants", "general") for i, v in enumerate(manifest[of])]:
         jit = v.get("jit") or {"dimension": None, "sizes": ()}

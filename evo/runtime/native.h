@@ -26,6 +26,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
@@ -45,6 +46,20 @@ struct WithoutGil {  // where this thread has it; pybind11's own does more at ev
     PyThreadState* state = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
     ~WithoutGil() { if (state) PyEval_RestoreThread(state); }
 };
+
+// A structure that an entry point takes: by value on a GPU, by reference on a CPU.
+template <size_t BYTES, size_t ALIGNMENT>
+struct alignas(ALIGNMENT) Structure {
+    unsigned char bytes[BYTES] = {};
+
+    template <class Value>
+    void put(size_t at, Value value) { std::memcpy(bytes + at, &value, sizeof value); }
+};
+
+template <class Value>
+Value passed_on_cpu(const Value& value) { return value; }
+template <size_t BYTES, size_t ALIGNMENT>
+const void* passed_on_cpu(const Structure<BYTES, ALIGNMENT>& structure) { return &structure; }
 
 // Owners of a call's tensors beside Python, to be made with the GIL: a recent PyTorch takes the GIL for every first one.
 using Held = std::array<at::Tensor, 4>;
@@ -123,14 +138,14 @@ class Table {
     void after_fork() { state_ = new State; }
 
     // Runs a variant: done (CPU) or enqueued (CUDA) if true; to be done by PyTorch if false. The entry points' arguments in
-    // order, addresses as void* or const void*.
+    // order, addresses as void* or const void*, structures as Structure.
     template <class... Arguments>
     bool run(const Answer& answer, const Problem& problem, Arguments... arguments) {
         const std::uintptr_t addresses = (address(arguments) | ...);
         void* pointers[] = {&arguments...};
         const auto made = [&](const Launch& launch) {
             if (launch.on_cpu()) {
-                reinterpret_cast<void (*)(Arguments...)>(launch.function)(arguments...);
+                reinterpret_cast<void (*)(decltype(passed_on_cpu(arguments))...)>(launch.function)(passed_on_cpu(arguments)...);
                 return true;
             }
             const Driver* driver = Driver::get();
@@ -160,8 +175,8 @@ class Table {
 
   private:
     static std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
-    template <class Number>
-    static std::enable_if_t<!std::is_pointer_v<Number>, std::uintptr_t> address(Number) { return 0; }
+    template <class Other>
+    static std::enable_if_t<!std::is_pointer_v<Other>, std::uintptr_t> address(const Other&) { return 0; }
 
     using Known = std::shared_ptr<const Family>;
     using Winner = std::shared_ptr<const Member>;

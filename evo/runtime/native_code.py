@@ -5,12 +5,14 @@ function.h has the rest, which is the same for all. What this writes is in the o
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from .expression import DTYPES, WRONG_TYPE, Parameter, in_cpp, operator_call
+from .expression import WRONG_TYPE, Parameter, in_cpp, operator_call
 from .package import Package
 from .statement import Bound
 
@@ -24,6 +26,21 @@ _FIELDS = {
 }
 _OPERANDS = {"Tensor": "const Tensor&", "int[]": "c10::IntArrayRef"}
 _SCALARS = {"int64": "std::int64_t", "int32": "std::int32_t", "float32": "float", "float64": "double"}
+
+_FIELD_TYPES = {
+    "P": "std::uintptr_t", "q": "std::int64_t", "Q": "std::uint64_t", "i": "std::int32_t", "I": "std::uint32_t",
+    "f": "float", "d": "double",
+}  # fmt: skip
+
+
+def _fields_of(layout: str) -> Iterator[tuple[str, int]]:
+    """The code of each field of a structure, and where it lies."""
+    before = ""
+    for count, code in re.findall(r"(\d*)([a-zA-Z])", layout):
+        for _ in range(int(count or 1)):
+            before += code
+            if code != "x":
+                yield code, struct.calcsize(before) - struct.calcsize(code)
 
 
 def native_code(bound: Bound, package: Package) -> str:
@@ -148,7 +165,7 @@ class _Writer:
             yield f"    if (!({in_cpp(text, self._read)})) return \"{reason}\";"
         together = ", ".join(f"a.{name}_" for name in self._bound.together)
         yield f"    if (const char* reason = unfit({{{together}}})) return reason;"
-        for name in self._function.apart:
+        for name in self._bound.apart:
             yield f"    if (a.{name}_ && a.{name}_->device() != a.{self._first}_->device())"
             yield f"        return \"{name} is on another device\";"
             yield f"    if (a.{name}_)"
@@ -182,8 +199,11 @@ class _Writer:
         if any(a.kind == "workspace" for a in arguments):
             yield f"    const Workspace memory(answer, problem, a.{self._first}_->options());"
         number, values, numbers = 0, list[str](), list[str]()
+        structures = [line for a in arguments if a.kind == "structure" for line in self._structure(a)]
         for a in arguments:
             values.append(f"p_{a.name}")
+            if a.kind == "structure":
+                continue
             if a.kind == "input":
                 text = "nullptr"
                 if (given := bound.inputs.get(a.name)) is not None:
@@ -201,7 +221,7 @@ class _Writer:
                 numbers.append(f"        const {dtype} p_{a.name} = static_cast<{dtype}>({self._scalar(a)});")
         yield "    const auto launched = [&](auto opmath) {"
         yield "        using Opmath [[maybe_unused]] = decltype(opmath);"
-        yield from numbers
+        yield from (*numbers, *structures)
         yield f"        return op.table.run(answer, problem, {', '.join(values)});\n    }};"
         yield f"    const bool wide = a.{self._first}_->scalar_type() == at::kDouble;"
         yield f"    if (!({'wide ? launched(double()) : ' if self._has_opmath() else ''}launched(float()))) return {{}};"
@@ -209,6 +229,20 @@ class _Writer:
 
     def _has_opmath(self) -> bool:
         return any(a.kind == "scalar" and a.dtype == "opmath" for a in self._kernel.arguments)
+
+    def _structure(self, a: Any) -> Iterator[str]:
+        """Lines that fill it, behind the other arguments."""
+        order = [d["name"] for d in self._package.dimensions]
+        others = {b.name: b.kind for b in self._kernel.arguments}
+        yield f"        Structure<{a.size_bytes}, {a.alignment}> p_{a.name};"
+        for name, (code, place) in zip(a.fields, _fields_of(a.layout), strict=True):
+            value = f"p_{name}"
+            if name not in others:
+                of_call = "" if name in order else in_cpp(self._bound.number(name), self._read)
+                value = of_call or f"problem.words[{2 + order.index(name)}]"
+            elif others[name] != "scalar":
+                value = f"reinterpret_cast<std::uintptr_t>(p_{name})"
+            yield f"        p_{a.name}.put({place}, static_cast<{_FIELD_TYPES[code]}>({value}));"
 
     def _scalar(self, a: Any) -> str:
         order = [d["name"] for d in self._package.dimensions]
@@ -225,9 +259,7 @@ class _Writer:
         return in_cpp(self._bound.number(a.name), self._read)
 
     def _made(self, argument: Any, form: str) -> str:
-        first = f"a.{self._first}_->"
-        dtype = {"problem": f"{first}scalar_type()", "opmath": f"at::toOpMathType({first}scalar_type())"}
-        options = f"{first}options().dtype({dtype.get(argument.dtype) or DTYPES[argument.dtype]})"
+        options = f"a.{self._first}_->options().dtype({in_cpp(self._bound.dtype(argument), self._read)})"
         if form in self._function.parameters:
             strided = argument.name in self._bound.strided
             return f"at::empty_like(*a.{form}_)" if strided else f"at::empty(a.{form}_->sizes(), {options})"

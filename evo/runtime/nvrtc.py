@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -16,6 +17,21 @@ from .package import Unavailable
 
 _SOURCE_NAME = b"candidate.cu"
 """What the compiler's messages call the source: candidate.cu(12): error: ..."""
+
+
+_NEEDS = re.compile(r"^// needs (sm_\d+a)\b", re.MULTILINE)
+
+
+def own_arch(source: str, arch: str) -> str:
+    """The architecture that a source is compiled for where code for `arch` is wanted: that in its line `// needs sm_90a`, if
+    it has one, as it uses instructions of that GPU alone. Raises Unavailable for code of another GPU, and for PTX, which is
+    for others, too."""
+    found = _NEEDS.search(source)
+    if found is None or arch == found[1]:
+        return arch
+    if f"{arch}a" != found[1]:
+        raise Unavailable(f"its source needs {found[1]}, and code for {arch} is wanted")
+    return found[1]
 
 
 class Refused(Unavailable):
@@ -114,12 +130,15 @@ def compiler() -> Compiler:
 
 
 def _places() -> Iterator[str]:
-    """Where PyTorch has it from: linked into a library of its own, among NVIDIA's wheels, or on the system."""
-    import torch
-
-    own = Path(torch.__file__).parent / "lib"
+    """Where PyTorch has it from: linked into a library of its own, among NVIDIA's wheels, or on the system. PyTorch itself,
+    which takes seconds to import, is not needed for it."""
+    torch = importlib.util.find_spec("torch")
+    folder = Path(torch.origin).parent if torch and torch.origin else Path()
+    own, made_for = folder / "lib", ""
     yield str(own / "libcaffe2_nvrtc.so")
-    major = (torch.version.cuda or "").partition(".")[0]
+    with suppress(OSError):
+        made_for = (folder / "version.py").read_text()
+    major = match[1] if (match := re.search(r"^cuda\b.*'(\d+)\.", made_for, re.MULTILINE)) else ""
     found: list[Path] = []
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("nvidia")
@@ -127,4 +146,8 @@ def _places() -> Iterator[str]:
         found = [p for root in roots for p in Path(root).glob("*/lib/libnvrtc.so.*")]
     yield from map(str, sorted(found, key=lambda p: (p.suffix != f".{major}", str(p))))
     yield from map(str, sorted(p for p in own.glob("libnvrtc*.so*") if "builtins" not in p.name))
+    with suppress(ImportError, RuntimeError, OSError):  # a toolkit's, where this is installed
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        yield str(load_nvidia_dynamic_lib("nvrtc").abs_path)
     yield f"libnvrtc.so.{major}"

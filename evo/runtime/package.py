@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property
@@ -55,7 +55,7 @@ if __name__ == "__main__":
 """__main__.py of a package."""
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
-_CODES = {"int64": "q", "int32": "i", "float32": "f", "float64": "d"}
+_SLOTS = {"int64": ("q", 8), "int32": ("i", 4), "float32": ("f", 4), "float64": ("d", 8)}
 
 
 class Unavailable(Exception):
@@ -97,7 +97,9 @@ class Package:
         self.manifest = read_manifest(self.folders[0] / MANIFEST)
         self.kernel: dict[str, Any] = self.manifest["kernel"]
         self.dimensions: list[dict[str, Any]] = self.kernel["dimensions"]
-        self.options = frozenset(name for v in self.manifest["variants"] for name in v["workload"]["options"])
+        choices = {d["name"]: d.get("choices", ()) for d in self.dimensions}
+        self.options = {n: choices.get(n, ()) for v in self.manifest["variants"] for n in v["workload"]["options"]}
+        """Texts that each option may have, where it is compiled in and not just on or off."""
         self.variants = tuple(Variant(self, i, record) for i, record in enumerate(self.manifest["variants"]))
         fixed = {v.target: v.fixed for v in self.variants}
         self.fixed = {p: tuple(d["name"] in fixed.get(p, ()) for d in self.dimensions) for p in ("cpu", "cuda")}
@@ -184,10 +186,9 @@ class Variant:
         """The version of PyTorch that it was measured with."""
         self.points: tuple[Mapping[str, Any], ...] = (record, *record.get("points", ()))
         """The problems that it was the winner of, the first of which it was tuned for."""
-        opmath = "d" if self.dtype == "float64" else "f"
-        scalars = (a["kind"] == "scalar" and a["dtype"] for a in package.kernel["arguments"])
-        self.arguments = "".join(_CODES.get(dtype, opmath) if dtype else "P" for dtype in scalars)
-        """The entry points' parameters in order: P an address, q an int64, i an int32, f a float, d a double."""
+        self.arguments = tuple(map(self._slot, package.kernel["arguments"]))
+        """The entry points' parameters in order, each with its alignment, as `struct` writes them: Q an address, q an int64,
+        i an int32, f a float, d a double, 128s a structure of so many bytes."""
         self._read_launch(record["launch"])
         self.binary: str | None = record.get("binary")
         self.size: int | None = None
@@ -204,6 +205,12 @@ class Variant:
 
     def __str__(self) -> str:
         return self._name
+
+    def _slot(self, argument: Mapping[str, Any]) -> tuple[str, int]:
+        if argument["kind"] == "structure":
+            return f"{argument['bytes']}s", argument["alignment"]
+        opmath = "float64" if self.dtype == "float64" else "float32"
+        return _SLOTS[{"opmath": opmath}.get(name := argument["dtype"], name)] if argument["kind"] == "scalar" else ("Q", 8)
 
     def _read_launch(self, record: Mapping[str, Any]) -> None:
         """record: of the first launch; under `then` those that follow it, and under `workspace`, for each such argument, its
@@ -263,10 +270,20 @@ class Variant:
         return (self.target, self.dtype, self.sizes) == (other.target, other.dtype, other.sizes)
 
 
-def in_words(sizes: Mapping[str, int], options: Collection[str]) -> str:
-    """64x96, and behind it those of the sizes that are options and on: 64x96 mean rstd."""
+def in_words(sizes: Mapping[str, int], options: Mapping[str, Any]) -> str:
+    """64x96, and behind it those of the sizes that are options: 64x96 mean rstd. options: see `options_in_words`."""
     found = "x".join(str(n) for name, n in sizes.items() if name not in options)
-    return " ".join([found, *(name for name, n in sizes.items() if name in options and n)])
+    return " ".join([found, *options_in_words(sizes, options)])
+
+
+def options_in_words(sizes: Mapping[str, int], options: Mapping[str, Any]) -> Iterator[str]:
+    """Those of the sizes that are options and on, or have a text. options: the texts that each may have, or its own."""
+    for name in (name for name in sizes if name in options):
+        texts = options[name]
+        if isinstance(texts, str) or (isinstance(texts, Sequence) and texts):
+            yield f"{name}={texts if isinstance(texts, str) else texts[sizes[name]]}"
+        elif sizes[name]:
+            yield name
 
 
 def deciding(record: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -27,9 +27,9 @@ class Function:
     original: PyTorch's function, which has the same signature, by its path, such as "torch.nn.functional.softmax"; or a
     function of function.py. It does every call that no variant serves.
     tensors: by the kernel's input, the argument that it is. An input that has a shape is handed over dense, with its leading
-    axes gathered; one without a shape as it lies, for a kernel that takes strides.
+    axes gathered; one without a shape as it lies, for a kernel that takes strides. Its dtype has to be the kernel's for it.
     sizes: by dimension, an expression. options: likewise, by option; one that is left out is whether the argument of its
-    optional input is there, or the kernel's default.
+    optional input is there, the dtype of the input for which it chooses that, or the kernel's default.
     fits: by a reason, an expression that is true for calls which a variant may serve. A call is left to PyTorch for the
     first one that is not: in this order, but those that look at no tensor first. Types of arguments are asked before.
     """
@@ -53,7 +53,7 @@ class Function:
     autocast: str = "original"
     """What autocast makes of a call: "original": PyTorch's function does it; "lower", "float32": tensors are cast."""
     apart: tuple[str, ...] = ()
-    """Tensors whose dtype may be another than that of the first."""
+    """Tensors whose dtype may be another than the kernel states for them, as `fits` says."""
     expanded: Mapping[str, str] = field(default_factory=dict)
     """Shape to which an argument is expanded, an expression by argument; strides that the entry point takes are then 0 along
     axes that are broadcast."""
@@ -194,7 +194,9 @@ class Bound:
         stated = function.signature.rpartition("->")[2].count("Tensor")
         if stated != len(self.results):
             yield f"the signature has {stated} results, and `results` {len(self.results)}: {', '.join(self.results)}"
-        for text in (*function.sizes.values(), *function.options.values(), *function.fits.values()):
+        if all(name in self.apart for name in function.given_tensors):
+            yield "no tensor among the arguments has the kernel's dtype, by which a variant is chosen"
+        for text in (*function.sizes.values(), *self.options.values(), *self.fits(of_tensors=True).values()):
             try:
                 in_cpp(text, function.parameters)
             except CodeError as error:
@@ -203,17 +205,55 @@ class Bound:
     @property
     def first(self) -> str:
         """The tensor whose device and dtype choose a variant."""
-        return self.function.given_tensors[0]
+        return next(iter(self.together), self.function.given_tensors[0])
 
     @property
     def together(self) -> tuple[str, ...]:
-        """Tensors that have the dtype of the first."""
-        return tuple(name for name in self.function.given_tensors if name not in self.function.apart)
+        """Tensors that have the kernel's dtype."""
+        return tuple(name for name in self.function.given_tensors if name not in self.apart)
+
+    @cached_property
+    def apart(self) -> tuple[str, ...]:
+        """Tensors whose dtype may be another than that of the first, in the order of the arguments."""
+        inputs = (a for a in self.kernel.arguments if a.kind == "input" and a.dtype != "problem")
+        own = {self.function.tensors.get(a.name) for a in inputs}
+        return tuple(name for name in self.function.given_tensors if name in {*self.function.apart, *own})
+
+    @cached_property
+    def options(self) -> Mapping[str, str]:
+        """`Function.options`, with those that are the dtype of an argument."""
+        found = dict(self.function.options)
+        for a in self.kernel.arguments:
+            if a.kind == "input" and a.dtype in self.kernel.choices and (name := self.function.tensors.get(a.name)):
+                text, default = f"{name}.dtype", self.kernel.options[a.dtype]
+                is_optional = self.function.parameters[name].optional
+                found.setdefault(a.dtype, f"torch.{default} if {name} is None else {text}" if is_optional else text)
+        return found
+
+    def dtype(self, argument: Any) -> str:
+        """An expression of the dtype of a tensor argument of the entry point."""
+        opmath = f"torch.float64 if {self.first}.dtype == torch.float64 else torch.float32"
+        known = {"problem": f"{self.first}.dtype", "opmath": f"({opmath})", **{n: f"({t})" for n, t in self.options.items()}}
+        dtype = argument.dtype
+        return known.get(dtype) or f"torch.{self.kernel.options[dtype] if dtype in self.kernel.choices else dtype}"
 
     def fits(self, *, of_tensors: bool) -> Mapping[str, str]:
-        """The conditions that look at tensors, or those that do not, which cost less and are asked first."""
-        tensors = frozenset(self.function.given_tensors)
-        return {r: text for r, text in self.function.fits.items() if bool(tensors & {*names_in(text)}) is of_tensors}
+        """The conditions that look at tensors, or those that do not, which cost less and are asked first. Each tensor has to
+        have the dtype that the kernel states for it."""
+        tensors, found = frozenset(self.function.given_tensors), dict(self.function.fits)
+        arguments = {self.function.tensors[a.name]: a for a in self.kernel.arguments if a.name in self.function.tensors}
+        for name, argument in arguments.items():
+            if name in self.apart and name not in self.function.apart:
+                dtype = self.dtype(argument)
+                given = f"{name} is None or " if self.function.parameters[name].optional else ""
+                if name not in names_in(dtype):  # else that is what chooses it
+                    found[f"{name} is not of the dtype that the kernel takes"] = f"{given}{name}.dtype == {dtype}"
+        for option in dict.fromkeys(a.dtype for a in self.kernel.arguments if a.dtype in self.kernel.choices):
+            if option in self.options:
+                texts = self.kernel.choices[option]
+                listed = "".join(f"torch.{text}, " for text in texts)
+                found[f"{option} is none of {', '.join(texts)}"] = f"({self.options[option]}) in ({listed})"
+        return {r: text for r, text in found.items() if bool(tensors & {*names_in(text)}) is of_tensors}
 
     @cached_property
     def results(self) -> Mapping[str, str]:
@@ -238,13 +278,16 @@ class Bound:
 
     def size(self, name: str) -> str:
         """An expression of a dimension, or of an option that is compiled in."""
-        function = self.function
-        if text := function.sizes.get(name) or function.options.get(name):
-            return text
+        function, choices = self.function, self.kernel.choices.get(name, ())
+        if text := function.sizes.get(name) or self.options.get(name):
+            if not any(a.dtype == name for a in self.kernel.arguments):
+                return text
+            places = (f"{place} if ({text}) == torch.{dtype} else " for place, dtype in enumerate(choices))
+            return "".join(places) + "0"
         if name in function.tensors:
             return f"{function.tensors[name]} is not None"
         is_output = any(a.name == name for a in self.kernel.arguments)
-        return str(int(self.kernel.options[name] and not is_output))
+        return str(self.kernel.number_of(name, False if is_output else self.kernel.options[name]))
 
     def number(self, name: str) -> str:
         """An expression of an option that is a number which the entry point takes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -67,9 +68,25 @@ class Replay(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """A structure among the values of a launch. layout, size, alignment: see `Argument`. fields: a value by its place among
+    the launch's, or -1 and a number."""
+
+    layout: str
+    size: int
+    alignment: int
+    fields: tuple[tuple[int, float], ...]
+
+    def content(self, values: Sequence[Any]) -> bytes:
+        """values: of the launch, as addresses and numbers."""
+        found = (values[place] or 0 if place >= 0 else number for place, number in self.fields)
+        return struct.pack(self.layout, *found).ljust(self.size, b"\0")
+
+
 class Loaded(Protocol):
     """Loaded code, with an entry point for launches that name none. `values` are the arguments in the kernel's order:
-    tensors, None, numbers."""
+    tensors, None, numbers, structures."""
 
     launch: Mapping[str, int | str | bool]
     """That of the binary (`Binary.launch`)."""

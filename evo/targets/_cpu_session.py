@@ -18,13 +18,14 @@ import torch
 from evo.errors import DeviceError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
-from evo.runtime.cpu import keep_freed_memory, share_openmp_runtime
+from evo.runtime.cpu import Aligned, keep_freed_memory, share_openmp_runtime
 from evo.runtime.timing import watch
-from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
+from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, Structure
 
 
 class CpuLoaded:
-    """A library, and an entry point of it: extern "C", void, of pointers, int64, int32, double and float arguments."""
+    """A library, and an entry point of it: extern "C", void, of pointers, int64, int32, double and float arguments, and of
+    references to structures."""
 
     def __init__(self, path: str, entry: str, launch: Mapping[str, int | str | bool] = MappingProxyType({})) -> None:
         """Raises LaunchError."""
@@ -52,8 +53,9 @@ class CpuLoaded:
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         """Of `launch` only the entry point counts here. Returns when the call is done."""
-        words: list[object] = []
-        types: list[type] = []
+        words: list[Any] = []
+        types: list[Any] = []
+        structures: list[int] = []
         for value in values:
             if isinstance(value, torch.Tensor):
                 if value.device.type != "cpu":
@@ -66,12 +68,18 @@ class CpuLoaded:
             elif isinstance(value, float):
                 words.append(value)
                 types.append(ctypes.c_double if isinstance(value, np.float64) else ctypes.c_float)
+            elif isinstance(value, Structure):
+                structures.append(len(words))
+                words.append(value)
+                types.append(Aligned(value.size, value.alignment))
             else:
                 words.append(operator.index(value))  # type: ignore[arg-type]
                 types.append(ctypes.c_int32 if isinstance(value, np.int32) else ctypes.c_int64)
         function = self._functions.get(launch.entry) or self._find(launch.entry)
         if function.argtypes != (found := tuple(types)):
             function.argtypes = found
+        for place in structures:
+            words[place] = words[place].content(words)
         function(*words)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import time
@@ -20,10 +21,12 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.runtime.cuda import current_stream
+from evo.runtime.driver import load_driver
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, compile_source
 from evo.targets._cuda_loaded import CudaLoaded, load
-from evo.targets.cuda import driver, expect, pci_bus
+from evo.targets.cuda import do, get, pci_bus
 
+_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL
 _QUEUE_EVICTIONS = 3
 """These take about 150 us, in which the host can launch two calls of any kind."""
 
@@ -37,8 +40,8 @@ class CudaReplay:
 
     def __init__(self, session: CudaSession, calls: Sequence[Callable[[], object]]) -> None:
         self.calls = len(calls)
-        self._session, self._driver = session, driver()
-        self._events = [expect(self._driver.cuEventCreate(0), "creating an event") for _ in range(2)]
+        self._session = session
+        self._events: list[int] = [get(ctypes.c_void_p, "cuEventCreate", "creating an event", 0) for _ in range(2)]
         try:
             with session.blamed("preparing a replay"):
                 self._graph, returned = session.capture(calls, self._events)
@@ -52,8 +55,8 @@ class CudaReplay:
         """Raises LaunchError."""
         with self._session.blamed("replaying"):
             self._graph.replay()
-            expect(self._driver.cuEventSynchronize(self._events[1]), "replaying")
-            elapsed_ms = expect(self._driver.cuEventElapsedTime(*self._events), "replaying")
+            do("cuEventSynchronize", "replaying", self._events[1])
+            elapsed_ms = get(ctypes.c_float, "cuEventElapsedTime", "replaying", *self._events)
         return float(elapsed_ms) * 1e3 / self.calls
 
     def close(self) -> None:
@@ -64,7 +67,7 @@ class CudaReplay:
 
     def _destroy_events(self) -> None:
         for event in self._events:
-            self._driver.cuEventDestroy(event)
+            load_driver().cuEventDestroy(event)
         self._events = []
 
 
@@ -76,7 +79,6 @@ class CudaSession:
         self.device = torch.device("cuda", 0)
         torch.cuda.set_device(0)
         torch.empty(1, device=self.device)  # makes the primary context, and makes it current
-        self._driver = driver()
         self._side = torch.cuda.Stream(self.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._other_data: torch.Tensor | None = None
@@ -86,12 +88,12 @@ class CudaSession:
         return load(binary, entry, self.limits, partial(current_stream, 0))
 
     def synchronize(self) -> None:
-        expect(self._driver.cuCtxSynchronize(), "the GPU reports")
+        do("cuCtxSynchronize", "the GPU reports")
 
     def evict(self) -> None:
         """Writes other data, so that a sample begins as it ends: with a cache full of modified lines. Lines that a kernel
         marked as persisting are reset first. Raises LaunchError."""
-        expect(self._driver.cuCtxResetPersistingL2Cache(), "clearing the cache")
+        do("cuCtxResetPersistingL2Cache", "clearing the cache")
         if self._other_data is None:
             size = EVICTION_MULTIPLE * self.limits.cache_bytes
             self._other_data = torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -209,9 +211,7 @@ class CudaSession:
         return [calls[0]()]
 
     def _record_node(self, event: Any) -> None:
-        external = self._driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
-        result = self._driver.cuEventRecordWithFlags(event, self._side.cuda_stream, external)
-        expect(result, "recording an event")
+        do("cuEventRecordWithFlags", "recording an event", event, self._side.cuda_stream, _EXTERNAL)
 
 
 _THROTTLES = {

@@ -23,7 +23,8 @@ from evo.errors import DeviceError
 from evo.evaluation import Binary
 from evo.problem.kernel import Argument, Launch
 from evo.problem.render import Source
-from evo.targets import Language, find_language
+from evo.runtime.cpu import Aligned
+from evo.targets import Language, Structure, find_language
 from evo.targets.languages.cpp import Cpp, compiler_path
 
 ALIGNMENT = 512
@@ -286,7 +287,15 @@ class _Cpu:
         ctypes.memmove(address, content, len(content))
 
     def launch(self, launch: Launch, arguments: Sequence[object]) -> None:
-        self._library[launch.entry](*(_C_TYPES[type(value).__name__](value) for value in arguments))
+        plain = [getattr(value, "value", value) for value in arguments]
+        self._library[launch.entry](
+            *(
+                Aligned(value.size, value.alignment).from_param(value.content(plain))
+                if isinstance(value, Structure)
+                else _C_TYPES[type(value).__name__](value)
+                for value in arguments
+            )
+        )
 
 
 def _runtime(name: str) -> str:

@@ -4,6 +4,7 @@ Architectures: sm_89 (also sm_90a and the like) is machine code for one kind of 
 the driver compiles when it loads it, for any GPU at least as new.
 """
 
+import ctypes
 import os
 import re
 import uuid
@@ -16,6 +17,8 @@ from typing import Any
 
 from evo.errors import DeviceError, LaunchError
 from evo.problem.kernel import Launch, Limits
+from evo.runtime.driver import answer, ask, load_driver
+from evo.runtime.package import Unavailable
 from evo.targets import DeviceInfo, Sanitizer, Session, Target, find_language
 
 
@@ -36,9 +39,8 @@ class CudaTarget:
         return device_info()
 
     def devices(self) -> dict[str, str]:
-        api = driver()
-        count = _ask(api.cuDeviceGetCount(), "how many GPUs there are")
-        found = [_ask(api.cuDeviceGet(i), f"GPU {i}") for i in range(count)]
+        count = _ask(ctypes.c_int, "cuDeviceGetCount", "how many GPUs there are")
+        found = [_ask(ctypes.c_int, "cuDeviceGet", f"GPU {i}", i) for i in range(count)]
         return {_identity(device): _name(device) for device in found}
 
     def restrict(self, devices: Sequence[str]) -> None:
@@ -137,49 +139,37 @@ class CudaTarget:
 _WITHOUT_GPU = "run with --target cpu, or compile without one: evo check KERNEL --arch sm_89"
 
 
-@cache
-def driver() -> Any:
-    """The driver API's bindings, initialised. Raises DeviceError if no GPU can be used."""
+def do(function: str, doing: str, *arguments: Any) -> None:
+    """Calls a function of the driver. Raises LaunchError: `doing` and CUDA's message."""
     try:
-        from cuda.bindings import driver as api
-
-        (error,) = api.cuInit(0)
-    except (ImportError, RuntimeError, OSError) as reason:
-        missing = "libcuda.so, the NVIDIA driver's library, is not installed"
-        text = missing if "DynamicLib" in type(reason).__name__ else str(reason).strip().partition("\n")[0]
-        raise DeviceError(f"no CUDA GPU answers ({text}): {_WITHOUT_GPU}") from reason
-    if error:
-        raise DeviceError(f"no CUDA GPU answers ({error_text(api, error)}): {_WITHOUT_GPU}")
-    return api
+        ask(function, doing, *arguments)
+    except Unavailable as error:
+        raise LaunchError(str(error)) from None
 
 
-def error_text(api: Any, error: Any) -> str:
-    """CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered."""
-    _, name = api.cuGetErrorName(error)
-    _, text = api.cuGetErrorString(error)
-    known = (name or b"").decode() or getattr(error, "name", "CUDA_ERROR_UNKNOWN")
-    return f"{known} ({int(error)}): {(text or b'unknown error').decode()}"
+def get(kind: Any, function: str, doing: str, *arguments: Any) -> Any:
+    """The value of a ctypes kind that a function of the driver writes to where its first parameter points. Raises
+    LaunchError."""
+    found = kind()
+    do(function, doing, ctypes.byref(found), *arguments)
+    return found.value
 
 
-def expect(result: tuple[Any, ...], doing: str) -> Any:
-    """The value of a driver call's result, which begins with a status. Raises LaunchError: `doing` and CUDA's message."""
-    error, *values = result
-    if error:
-        raise LaunchError(f"{doing}: {error_text(driver(), error)}")
-    return values[0] if values else None
-
-
-def _ask(result: tuple[Any, ...], what: str) -> Any:
-    """As `expect`, for queries about the device. Raises DeviceError."""
+def _ask(kind: Any, function: str, what: str, *arguments: Any) -> Any:
+    """As `get`, for queries about the device. Raises DeviceError, also where no GPU can be used."""
     try:
-        return expect(result, f"the CUDA driver does not report {what}")
-    except LaunchError as error:
+        load_driver()
+    except Unavailable as reason:
+        raise DeviceError(f"no CUDA GPU answers ({reason}): {_WITHOUT_GPU}") from reason
+    try:
+        return answer(kind, function, f"the CUDA driver does not report {what}", *arguments)
+    except Unavailable as error:
         raise DeviceError(f"{error}; {_WITHOUT_GPU}") from error
 
 
 def driver_version() -> tuple[int, int]:
     """(major, minor) of the newest CUDA the driver supports. Raises DeviceError."""
-    number = int(_ask(driver().cuDriverGetVersion(), "its version"))
+    number = int(_ask(ctypes.c_int, "cuDriverGetVersion", "its version"))
     return number // 1000, number % 1000 // 10
 
 
@@ -198,24 +188,32 @@ def ptx_advice(nvrtc: tuple[int, int], supported: tuple[int, int]) -> str:
     )
 
 
-def _device() -> Any:
+def first_device() -> int:
     """GPU 0 of those that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError if there is none."""
-    return _ask(driver().cuDeviceGet(0), "a GPU")
+    return int(_ask(ctypes.c_int, "cuDeviceGet", "a GPU", 0))
 
 
-def _name(device: Any) -> str:
-    found = _ask(driver().cuDeviceGetName(128, device), "the device's name")
-    return str(found.split(b"\0")[0].decode())
+def _name(device: int) -> str:
+    return str(_ask(ctypes.c_char * 128, "cuDeviceGetName", "the device's name", 128, device).decode())
 
 
-def _identity(device: Any) -> str:
-    return f"GPU-{uuid.UUID(bytes=bytes(_ask(driver().cuDeviceGetUuid(device), 'an identity').bytes))}"
+def _identity(device: int) -> str:
+    found = ctypes.create_string_buffer(16)
+    _ask(lambda: found, "cuDeviceGetUuid", "an identity", device)
+    return f"GPU-{uuid.UUID(bytes=found.raw)}"
+
+
+ATTRIBUTES = {
+    "MAX_THREADS_PER_BLOCK": 1, "MULTIPROCESSOR_COUNT": 16, "L2_CACHE_SIZE": 38, "MAX_THREADS_PER_MULTIPROCESSOR": 39,
+    "COMPUTE_CAPABILITY_MAJOR": 75, "COMPUTE_CAPABILITY_MINOR": 76, "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 81,
+    "MAX_REGISTERS_PER_MULTIPROCESSOR": 82, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 97, "MAX_BLOCKS_PER_MULTIPROCESSOR": 106,
+    "RESERVED_SHARED_MEMORY_PER_BLOCK": 111,
+}  # fmt: skip
+"""Numbers of cuda.h's CU_DEVICE_ATTRIBUTE_NAME."""
 
 
 def _attribute(name: str) -> int:
-    api = driver()
-    attribute = getattr(api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-    return int(_ask(api.cuDeviceGetAttribute(attribute, _device()), name))
+    return int(_ask(ctypes.c_int, "cuDeviceGetAttribute", name, ATTRIBUTES[name], first_device()))
 
 
 def device_arch() -> str:
@@ -242,9 +240,9 @@ def device_limits(arch: str) -> Limits:
 
 def device_info() -> DeviceInfo:
     """Raises DeviceError if the GPU does not answer or this PyTorch cannot use it."""
-    api, device = driver(), _device()
+    device = first_device()
     name = _name(device)
-    memory = _ask(api.cuDeviceTotalMem(device), "the device's memory")
+    memory = _ask(ctypes.c_size_t, "cuDeviceTotalMem", "the device's memory", device)
     cuda = ".".join(map(str, driver_version()))
     details = {
         "cuda_driver": cuda,
@@ -270,8 +268,7 @@ def device_info() -> DeviceInfo:
 
 
 def pci_bus() -> str:
-    found = _ask(driver().cuDeviceGetPCIBusId(32, _device()), "the PCI bus")
-    return str(found.split(b"\0")[0].decode())
+    return str(_ask(ctypes.c_char * 32, "cuDeviceGetPCIBusId", "the PCI bus", 32, first_device()).decode())
 
 
 # What architectures offer, and how much of a kernel fits on a multiprocessor. Pure arithmetic.

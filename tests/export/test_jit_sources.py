@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from evo.errors import KernelError
+from evo.errors import CompileError, KernelError, UsageError
 from evo.export import ExportRequest, find_exporter
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel, template_root
 from evo.problem.render import render
 from evo.runtime import nvrtc
-from evo.runtime.package import Unavailable
+from evo.runtime.choice import rank
+from evo.runtime.package import Package, Unavailable
 from evo.targets import find_target
 from evo.targets._machine_code import code_hash
 from evo.targets.languages.cuda_cpp import run_nvrtc
@@ -29,6 +30,7 @@ from evo.testing.spaces import near
 from tests.export.exports import manifest_of, request_for
 
 KERNEL = load_kernel("layernorm")
+PICKED = Path(__file__).parents[1] / "picked"
 COLUMNS = [1, 2, 3, 7, 96, 100, 255, 256, 500, 767, 769, 1000, 1001, 1025, 1536, 1600, 2047, 4096, 4097, 5120, 8190]
 COLUMNS += [8191, 8192, 12288, 16383, 16384, 20000, 32768, 50257, 65535, 65536]
 
@@ -193,3 +195,29 @@ def test_a_source_that_uses_what_one_architecture_alone_has_is_compiled_for_that
         compiler.compile(source, {}, (), compiler.arch_for((9, 0), "sm_90"))
     with pytest.raises(Unavailable, match="does not compile for sm_990a"):
         compiler.arch_for((99, 0), "sm_99a")
+
+
+def test_a_source_that_says_which_gpu_it_needs_is_shipped_for_that_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Path(shutil.copytree(PICKED, tmp_path / "picked"))
+    template, own = kernel / "cuda.cu.j2", 'asm volatile("setmaxnreg.inc.sync.aligned.u32 64;");'
+    uses = template.read_text().replace("const long long r =", f"{own}\n    const long long r =")
+    template.write_text(f"// needs sm_90a: setmaxnreg\n{uses}")
+    asked = request_for("cuda", "sm_90", tmp_path / "out", "rows=64,cols=96,dtype=float32", kernel=str(kernel))
+    find_exporter("shipped").export(replace(asked, builds=("sm_90", "compute_90")))
+    (variant,) = Package("shipped_picked", [str(tmp_path / "out"), str(kernel)]).variants
+    assert (variant.arch, variant.record["measured_arch"], variant.record["standing"]) == ("sm_90a", "sm_90a", "measured")
+    runs = []
+    for capability in ((8, 9), (9, 0), (10, 0), (12, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None, found=capability: found)
+        runs += [capability] if rank(variant, 0) is not None else []
+    assert runs == [(9, 0)]
+    compiler = nvrtc.compiler()
+    arch = compiler.arch_for((9, 0), variant.arch)
+    assert compiler.compile(variant.source(), {}, variant.record["recipe"]["flags"], arch)[0].startswith(b"\x7fELF")
+    with pytest.raises(UsageError, match=r"for one: .*its source needs sm_90a, and code for sm_89 is wanted"):
+        find_exporter("shipped").export(replace(asked, out=tmp_path / "other", builds=("sm_90", "sm_89")))
+    template.write_text(uses)  # without a word
+    with pytest.raises(CompileError, match="setmaxnreg"):
+        find_exporter("shipped").export(replace(asked, out=tmp_path / "none"))

@@ -133,7 +133,7 @@ def test_what_a_statement_raises_on_import(tmp_path: Path, added: str, said: str
     ("was", "becomes", "said"),
     [
         ('shape=("n",)', 'shape="n"', r"the shape of argument '.' is a text; write \('n',\)"),
-        ('kind="output"', 'kind="ouptut"', "is of kind 'ouptut'; there are input, output, scalar and workspace"),
+        ('kind="output"', 'kind="ouptut"', "is of kind 'ouptut'; there are input, output, scalar, workspace, structure"),
         ("1 << 20),)", "9999), Dimension(name='row', low=1, high=9))", r"`workloads`: .* lacks row \(its dim.*: n, row\)"),
         ("n=4096", "m=4096", r"`workloads`: unknown workload part .* 'm'; known: dtype, n \("),
         ("KERNEL = Kernel(", "KERNEL = Kernel(compile_time_dims={'cpu': ('m',)},", "names 'm', which is neither a"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
-from evo.problem.render import Source
-from evo.targets import compile_source, find_target
+from evo.problem.genome import Genome
+from evo.problem.kernel import ELEMENT_BYTES
+from evo.problem.loading import load_kernel
+from evo.problem.render import Source, render, types_of
+from evo.targets import compile_source, find_language, find_target
 from evo.targets.languages.cuda_cpp import ptxas_figures
 
 CUDA = find_target("cuda")
@@ -128,3 +132,26 @@ def test_the_figures_are_those_of_the_entry_asked_for_among_several() -> None:
     assert compiled(text, "first").smem_static_bytes == 16 * 4
     assert compiled(text, "second").smem_static_bytes == 32 * 4
     assert ptxas_figures(compiled(text, "first").log, "third") is None
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "option"), [("picked", "float32", "weight_dtype"), ("quantised", "bfloat16", "y_dtype")]
+)
+def test_arguments_of_three_dtypes_and_a_structure_by_value_compile(name: str, dtype: str, option: str, arch: str) -> None:
+    kernel = load_kernel(str(Path(__file__).parents[1] / name))
+    for text in kernel.choices[option]:
+        workload = kernel.workload("cuda", f"rows=64,cols=96,dtype={dtype},{option}={text}")
+        source = render(kernel, "cuda", Genome.of({"unroll": 2}), workload, arch)
+        assert compile_source(source, arch, Path()).registers is not None
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+def test_each_dtype_has_a_type_in_cuda(arch: str, tmp_path: Path) -> None:
+    kernel = load_kernel(str(Path(__file__).parents[1] / "picked"))
+    headers = "".join(f"#include <cuda_{name}.h>\n" for name in ("fp16", "bf16", "fp8"))
+    for dtype, size in ELEMENT_BYTES.items():
+        told = (replace(a, dtype=dtype) if a.name == "weight" else a for a in kernel.arguments)
+        types = types_of(replace(kernel, arguments=tuple(told)), find_language("cuda_cpp"), kernel.example("cuda"))
+        text = f"{headers}static_assert(sizeof({types['weight']}) == {size});\n{PLAIN}"
+        assert compiled(text, arch=arch).registers is not None

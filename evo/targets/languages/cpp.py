@@ -35,6 +35,12 @@ class Cpp:
     suffix = ".cpp"
     headers: tuple[str, ...] = (".h",)
     plain = True
+    types: Mapping[str, str] = {
+        "float16": "_Float16", "bfloat16": "unsigned short", "float32": "float", "float64": "double",
+        "float8_e4m3fn": "unsigned char", "float8_e5m2": "unsigned char", "bool": "bool", "uint8": "unsigned char",
+        "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
+    }  # fmt: skip
+    """A dtype that C++ lacks has the type of its bits."""
     entry_point: re.Pattern[str] | None = None
 
     def __init__(self, compiler: str | None = None) -> None:

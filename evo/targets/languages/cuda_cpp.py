@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
-from evo.runtime.nvrtc import Compiler, Refused
+from evo.runtime.nvrtc import Compiler, Refused, compiler, own_arch
 from evo.runtime.package import Unavailable
 from evo.targets import Language
 
@@ -30,6 +30,11 @@ class CudaCpp:
     suffix = ".cu"
     headers: tuple[str, ...] = (".cuh", ".h")
     plain = True
+    types: Mapping[str, str] = {
+        "float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double",
+        "float8_e4m3fn": "__nv_fp8_e4m3", "float8_e5m2": "__nv_fp8_e5m2", "bool": "bool", "uint8": "unsigned char",
+        "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
+    }  # fmt: skip
     entry_point: re.Pattern[str] | None = re.compile(
         r'(?P<linkage>extern\s*"C"\s*)?__global__(?:[^;{}()]|\([^;{}]*?\))*?\b(?!__\w+__)(?P<name>\w+)\s*\('
     )
@@ -48,11 +53,16 @@ class CudaCpp:
         return f"nvrtc {version}, headers {headers.group(1) if headers else 'unknown'}"
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
-        """Writes nothing to `workdir`. Registers, spills and the like are None for compute_XX."""
+        """Writes nothing to `workdir`. Registers, spills and the like are None for compute_XX. A source with a line
+        `// needs sm_90a` is compiled for that where code for sm_90 is wanted."""
         from evo.targets._machine_code import code_hash, triggers_dependents
         from evo.targets.cuda import parse_arch
 
         is_ptx = parse_arch(arch)[0] == "compute"
+        try:
+            arch = own_arch(source.text, arch)
+        except Unavailable as error:
+            raise CompileError(str(error)) from None
         code, log = run_nvrtc(source.text, arch, source.flags, source.include_dirs)
         figures = ptxas_figures(log, source.entry)
         if f".entry {source.entry}(".encode() not in code if is_ptx else figures is None:
@@ -92,16 +102,12 @@ def _no_entry(entry: str) -> CompileError:
 _REMEDY = "install it with: pip install 'evo-kernels[cu13]' (or [cu12], for drivers older than 580)"
 
 
-@cache
 def _compiler() -> Compiler:
     """Raises DeviceError."""
     try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
-        return Compiler(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
-    except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DeviceError(f"the CUDA compiler NVRTC cannot be loaded ({reason}); {_REMEDY}") from error
+        return compiler()
+    except Unavailable as error:
+        raise DeviceError(f"{error}; {_REMEDY}") from error
 
 
 def nvrtc_version() -> tuple[int, int]:
