@@ -409,7 +409,7 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
             raise KernelError(f"{where}: not every size in it is legal with one and the same launch")
         described["sizes"] = [{"first": first, "last": last} | ({"step": step} if step > 1 else {})]
     source, options = form.render(form.own), dict(kernel.binding(target.name, workload).options)
-    on = "".join(f"_{n}" for n, v in options.items() if v)
+    on = "".join(f"_{v if n in kernel.choices else n}" for n, v in options.items() if v)
     record = {
         "target": target.name,
         "arch": form.arch,
