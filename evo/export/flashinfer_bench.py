@@ -120,9 +120,9 @@ def _definition(kernel: Kernel, table: _Json, name: str, request: ExportRequest)
         "op_type": table["op_type"],
         "tags": ["status:verified"],
         "axes": axes,
-        "inputs": {n: {"shape": shape, "dtype": workload.dtype} for n, shape in inputs.items()},
-        "outputs": {
-            n: {"shape": shape, "dtype": dtypes.get(n, workload.dtype)} for n, shape in table["outputs"].items()
+        **{
+            of: {n: {"shape": shape, "dtype": dtypes.get(n, workload.dtype)} for n, shape in shapes.items()}
+            for of, shapes in (("inputs", inputs), ("outputs", table["outputs"]))
         },
         "reference": fill(table["reference"], values | {"inputs": list(inputs)}).lstrip("\n"),
     }

@@ -42,10 +42,10 @@ def _contents(request: ExportRequest) -> Contents:
     for item in request.items:
         check_fit(table, "kernelbench", item.candidate, item.workload)
         plans = kernel.plans(request.target, item.genome.parameters, item.workload)
-        if len(plans) > 1 or any(a.kind == "workspace" for a in kernel.arguments):
+        if len(plans) > 1 or any(a.kind in ("workspace", "structure") for a in kernel.arguments):
             raise UsageError(
-                f"{item.candidate} is {len(plans)} launches of {kernel.name} over workspace, and KernelBench's form has one"
-                " launch and none: export a candidate of one launch, or choose another --format"
+                f"{item.candidate} is {len(plans)} launches of {kernel.name} over workspace or with structures, and"
+                " KernelBench's form has one launch without: export a candidate of one launch, or choose another --format"
             )
     manifest, built = build_package(kernel, (request,))
     headers = sorted(built.keys() - {v[file] for v in manifest["variants"] for file in ("source", "binary")})
@@ -55,7 +55,8 @@ def _contents(request: ExportRequest) -> Contents:
         sizes = "x".join(str(size) for _, size in workload.dims)
         stem = re.sub(r"\W+", "_", f"{kernel.name}_{workload.dtype}_{sizes}")
         for option, value in workload.options:
-            stem += f"_{option}" if value is True and not kernel.options[option] else ""
+            if value != kernel.options[option] and (value is True or option in kernel.choices):
+                stem += f"_{option if value is True else value}"
         if f"{stem}.py" in files:
             raise UsageError(f"two of these winners are both called {stem}.py: export them to folders of their own")
         files[f"{stem}.py"] = _model(table, workload).encode()

@@ -412,7 +412,7 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
         described["sizes"] = [{"first": first, "last": last} | ({"step": step} if step > 1 else {})]
     source = form.render(form.own)
     language, options = find_language(source.language), dict(kernel.binding(target.name, workload).options)
-    on = "".join(f"_{n}" for n, v in options.items() if v)
+    on = "".join(f"_{v if n in kernel.choices else n}" for n, v in options.items() if v)
     record = {
         "target": target.name,
         "arch": form.arch,

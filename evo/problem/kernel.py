@@ -179,8 +179,8 @@ class Argument:
     def dtype_of(self, workload: Workload) -> str:
         """The dtype it has there."""
         opmath = "float64" if workload.dtype == "float64" else "float32"
-        chosen = dict(workload.options).get(self.dtype, self.dtype)
-        return {"problem": workload.dtype, "opmath": opmath}.get(self.dtype, str(chosen))
+        known = {**dict(workload.options), "problem": workload.dtype, "opmath": opmath}
+        return str(known.get(self.dtype, self.dtype))
 
     @property
     def size_bytes(self) -> int:

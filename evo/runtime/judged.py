@@ -172,15 +172,20 @@ class _Anything(dict[Any, Any]):
 
 def _evaluator(bound: Bound) -> Callable[[tuple[Any, ...]], tuple[dict[str, int], dict[str, Any]]]:
     """From arguments by position to dimensions and options."""
-    function = bound.function
+    function, fixed = bound.function, {n for names in bound.kernel.compile_time_dims.values() for n in names}
     sizes, options = _compiled(function, function.sizes), _compiled(function, bound.options)
     optional = {k: a for k, a in function.tensors.items() if function.parameters[a].optional}
     order = [*function.parameters]
 
     def found(args: tuple[Any, ...]) -> tuple[dict[str, int], dict[str, Any]]:
         there = {k: args[order.index(a)] is not None for k, a in optional.items()}
-        of_call = {n: str(v)[6:] if isinstance(v, torch.dtype) else v for n, v in options(*args).items()}
-        return sizes(*args), {**there, **of_call}
+        of_call = {**there, **options(*args)}
+        for name, texts in bound.kernel.choices.items():
+            if isinstance(value := of_call.get(name), torch.dtype):
+                of_call[name] = str(value)[6:]
+            elif value is not None and name in fixed:
+                of_call[name] = texts[value]
+        return sizes(*args), of_call
 
     return found
 

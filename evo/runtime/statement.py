@@ -29,7 +29,8 @@ class Function:
     tensors: by the kernel's input, the argument that it is. An input that has a shape is handed over dense, with its leading
     axes gathered; one without a shape as it lies, for a kernel that takes strides. Its dtype has to be the kernel's for it.
     sizes: by dimension, an expression. options: likewise, by option; one that is left out is whether the argument of its
-    optional input is there, the dtype of the input for which it chooses that, or the kernel's default.
+    optional input is there, the dtype of the input for which it chooses that, or the kernel's default. One that is a text
+    among the kernel's `choices` and compiled in is the place among them, or the dtype.
     fits: by a reason, an expression that is true for calls which a variant may serve. A call is left to PyTorch for the
     first one that is not: in this order, but those that look at no tensor first. Types of arguments are asked before.
     """
@@ -196,7 +197,8 @@ class Bound:
             yield f"the signature has {stated} results, and `results` {len(self.results)}: {', '.join(self.results)}"
         if all(name in self.apart for name in function.given_tensors):
             yield "no tensor among the arguments has the kernel's dtype, by which a variant is chosen"
-        for text in (*function.sizes.values(), *self.options.values(), *self.fits(of_tensors=True).values()):
+        conditions = (text for kind in (False, True) for text in self.fits(of_tensors=kind).values())
+        for text in (*function.sizes.values(), *self.options.values(), *conditions):
             try:
                 in_cpp(text, function.parameters)
             except CodeError as error:
@@ -233,26 +235,23 @@ class Bound:
     def dtype(self, argument: Any) -> str:
         """An expression of the dtype of a tensor argument of the entry point."""
         opmath = f"torch.float64 if {self.first}.dtype == torch.float64 else torch.float32"
-        known = {"problem": f"{self.first}.dtype", "opmath": f"({opmath})", **{n: f"({t})" for n, t in self.options.items()}}
-        dtype = argument.dtype
-        return known.get(dtype) or f"torch.{self.kernel.options[dtype] if dtype in self.kernel.choices else dtype}"
+        known = {**self.options, "problem": f"{self.first}.dtype", "opmath": opmath}
+        stated: str = argument.dtype
+        return f"({known.get(stated) or f'torch.{self.kernel.options.get(stated, stated)}'})"
 
     def fits(self, *, of_tensors: bool) -> Mapping[str, str]:
         """The conditions that look at tensors, or those that do not, which cost less and are asked first. Each tensor has to
         have the dtype that the kernel states for it."""
         tensors, found = frozenset(self.function.given_tensors), dict(self.function.fits)
-        arguments = {self.function.tensors[a.name]: a for a in self.kernel.arguments if a.name in self.function.tensors}
-        for name, argument in arguments.items():
-            if name in self.apart and name not in self.function.apart:
-                dtype = self.dtype(argument)
+        for a in self.kernel.arguments:
+            name, dtype = self.function.tensors.get(a.name, ""), self.dtype(a)
+            if name in self.apart and name not in (*self.function.apart, *names_in(dtype)):  # an option may be its own dtype
                 given = f"{name} is None or " if self.function.parameters[name].optional else ""
-                if name not in names_in(dtype):  # else that is what chooses it
-                    found[f"{name} is not of the dtype that the kernel takes"] = f"{given}{name}.dtype == {dtype}"
-        for option in dict.fromkeys(a.dtype for a in self.kernel.arguments if a.dtype in self.kernel.choices):
-            if option in self.options:
-                texts = self.kernel.choices[option]
+                found[f"{name} is not of the dtype that the kernel takes"] = f"{given}{name}.dtype == {dtype}"
+            if a.dtype in self.kernel.choices and a.dtype in self.options:
+                texts = self.kernel.choices[a.dtype]
                 listed = "".join(f"torch.{text}, " for text in texts)
-                found[f"{option} is none of {', '.join(texts)}"] = f"({self.options[option]}) in ({listed})"
+                found[f"{a.dtype} is none of {', '.join(texts)}"] = f"{dtype} in ({listed})"
         return {r: text for r, text in found.items() if bool(tensors & {*names_in(text)}) is of_tensors}
 
     @cached_property
