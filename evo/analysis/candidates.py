@@ -259,7 +259,7 @@ def _origin(options: Mapping[str, Any], genome: Mapping[str, Value]) -> str:
 
 
 def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace, ...]:
-    """What each final of a candidate timed beside it, by round; the last race of a round counts."""
+    """The timings beside a candidate in each of its finals, by round; the last race of a round counts."""
     held = held_races(connection, key // ORDERS_PER_RUN, task)
     races = {row.round: race for race in held for row in race.finalists if row.candidate_id == key}
     found = []
