@@ -284,7 +284,7 @@ class WatchedFile:
         self._opened = self.path.open("rb", buffering=0)
         self._file, self._log = _identity(self.path), self._find_log()
         self._was_writable = self._is_writable()
-        self._header = self._read_header()
+        self._header, self._found_at = self._read_header(), 0
 
     def close(self) -> None:
         self._opened.close()
@@ -295,11 +295,11 @@ class WatchedFile:
 
     def _holds(self, run: str) -> bool:
         """Whether the file itself, without its write-ahead log, holds the random uid of a run."""
-        place, before, uid = 0, b"", run.encode()
-        while some := os.pread(self._opened.fileno(), 1 << 20, place):
-            if uid in before + some:
+        file, uid = self._opened.fileno(), run.encode()
+        for place in (self._found_at, *range(0, os.fstat(file).st_size, _BLOCK_BYTES)):
+            if uid in os.pread(file, _BLOCK_BYTES + len(uid), place):
+                self._found_at = place
                 return True
-            place, before = place + len(some), some[-len(uid) :]
         return False
 
     def note(self, run: str | None) -> bool:
@@ -354,6 +354,7 @@ class WatchedFile:
 
 
 READ_ONLY = "was made read-only"
+_BLOCK_BYTES = 1 << 20
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
