@@ -182,10 +182,7 @@ class CandidateRecord(Subject, CandidateSummary):
 
 
 def resolve_candidate(connection: Connection, prefix: str) -> int:
-    """The key of the candidate whose public id begins so.
-
-    Raises UnknownNameError, StoreError for the beginning of several ids, or UsageError for a name that is not a text.
-    """
+    """The key of the candidate whose public id begins so. Raises UsageError for a name that is not a text."""
     if not isinstance(prefix, str):
         raise UsageError(f"{prefix!r} is not the name of a candidate; give names one by one, as texts")
     prefix = prefix.strip().lower()
@@ -212,8 +209,7 @@ def _beginning(connection: Connection, prefix: str) -> list[tuple[int, str]]:
 
 
 def read_candidate(store: Store, candidate: str) -> CandidateRecord:
-    """The record of a candidate, by its public id or a unique prefix. Raises UnknownNameError, or StoreError for an
-    ambiguous prefix."""
+    """The record of a candidate."""
     original = aliased(_c)
     query = select_candidates(
         _c.task, _c.genome, _c.source_sha.label("source"), _c.operator, _c.status, _c.score, _c.log, _c.seconds,
@@ -264,7 +260,7 @@ def _origin(options: Mapping[str, Any], genome: Mapping[str, Value]) -> str:
 
 
 def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace, ...]:
-    """What each final of a candidate timed beside it, by round; the last race of a round counts."""
+    """The timings beside a candidate in each of its finals, by round; the last race of a round counts."""
     held = held_races(connection, key // ORDERS_PER_RUN, task)
     races = {row.round: race for race in held for row in race.finalists if row.candidate_id == key}
     found = []
@@ -288,7 +284,7 @@ def read_relatives(
 
 
 def read_source(store: Store, candidate: str) -> str:
-    """The source text of a candidate. Raises UnknownNameError, or StoreError if it has none."""
+    """The source text of a candidate. Raises StoreError if it has none."""
     record = read_candidate(store, candidate)
     with store.reading() as connection:
         kept = read_artefacts(connection, [record.source or ""])

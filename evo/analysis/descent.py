@@ -60,10 +60,7 @@ class Family:
 
 
 def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: bool = False) -> Family:
-    """Every ancestor of a candidate, and at most `descendants` of its descendants.
-
-    Raises UnknownNameError, or StoreError for an ambiguous prefix.
-    """
+    """Every ancestor of a candidate, and at most `descendants` of its descendants."""
     with store.reading() as connection:
         key = resolve_candidate(connection, candidate)
         run_id = key // ORDERS_PER_RUN

@@ -60,8 +60,7 @@ class Difference:
 
 
 def diff(store: Store, one: str, other: str) -> Difference:
-    """The difference of two candidates, of one run or of two. Raises UnknownNameError, or StoreError for an ambiguous
-    prefix."""
+    """The difference of two candidates, of one run or of two."""
     first, second = records = [read_candidate(store, name) for name in (one, other)]
     digests = [(record.source, record.build and record.build.binary) for record in records]
     with store.reading() as connection:

@@ -93,11 +93,10 @@ def explain(
     *,
     base_from: str = "",
 ) -> Explanation:
-    """The explanation of a candidate by what its run measured.
+    """The explanation of a candidate by what its run measured. Raises StoreError for a candidate without a time.
 
-    base: parameters, or the name of a candidate for the same kernel and target; if left out, the first candidate of the same
-    run and workload, which is the space's default. base_from: words for a given base.
-    Raises UnknownNameError, or StoreError for an ambiguous prefix and for a candidate without a time.
+    base: parameters, or the name of a candidate for the same kernel and target; if left out, the first candidate of the
+    same run and workload, which is the space's default. base_from: words for a given base.
     """
     record = read_candidate(store, candidate)
     run_id = store.run(record.run).id

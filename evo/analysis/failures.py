@@ -153,9 +153,8 @@ def failure_totals(store: Store, kernel: str | None = None) -> list[FailureTotal
 
 
 def read_failures(store: Store, run: str = LATEST, *, template: bool = False, task: int | None = None) -> FailureReport:
-    """The failures of a run. template: whether to load the kernel, mark its structural parameters, and judge the constraints
-    that its space has now. task: the only task to look at. Raises UnknownNameError, or StoreError for an ambiguous prefix.
-    """
+    """The failures of a run. template: whether to load the kernel, mark its structural parameters, and judge the
+    constraints that its space has now. task: the only task to look at."""
     stored = store.run(run)
     spec = stored.spec
     with store.reading() as connection:

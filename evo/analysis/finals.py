@@ -133,8 +133,7 @@ class RunFinals(RunSummary):
 
 
 def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] = ("copy",)) -> RunFinals:
-    """A run with its finals. ceilings: names of the baselines that only move the bytes. Raises UnknownNameError, or
-    StoreError for an ambiguous prefix."""
+    """A run with its finals. ceilings: names of the baselines that only move the bytes."""
     run = find_run(store, name)
     final = m.Final
     with store.reading() as connection:

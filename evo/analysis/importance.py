@@ -50,7 +50,6 @@ def read_importance(store: Store, run: str = LATEST, *, quantile: float = 0.1) -
     ordinal ones have few values, spaced as factors. It tells what to look at; `explain` tells what a value gains. A search
     does not sample evenly: a parameter that it soon settled can look unimportant because nothing else was tried. An inactive
     parameter counts as absent, not as some value (arXiv 2601.20800).
-    Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
     if not 0.0 < quantile < 1.0:
         raise UsageError(f"the quantile {quantile:g} is not between 0 and 1; 0.1 asks what the fastest tenth have in common")

@@ -49,8 +49,7 @@ class OperatorCredit:
 
 def read_operators(store: Store, run: str = LATEST, *, windows: int = 5, task: int | None = None) -> list[OperatorCredit]:
     """The credit of each operator: for the whole run first, then window by window of equal search time. task: the only task
-    to count. Raises UnknownNameError, or StoreError for an ambiguous prefix.
-    """
+    to count."""
     if not 1 <= windows <= 1000:
         raise UsageError(f"{windows} windows cannot be shown; choose 1 to 1000")
     with store.reading() as connection:

@@ -141,7 +141,7 @@ class RunOutcome:
 
 
 def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcome:
-    """The outcome of the named run. db: see `RunOutcome`. Raises UnknownNameError, or StoreError for an ambiguous name."""
+    """The outcome of the named run. db: see `RunOutcome`."""
     problem = read_problem(find_run(store, name))
     run = read_run_finals(store, name, [name for name, role in problem.roles.items() if role == "ceiling"] or ["copy"])
     importance = read_importance(store, run.name)

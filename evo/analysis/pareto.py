@@ -44,10 +44,7 @@ class Nondominated(RelativeTime):
 
 def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> list[Nondominated]:
     """The fronts of a run's workloads, sorted by time. All figures are the search's own: two candidates may both be here
-    although they differ by less than its noise.
-
-    Raises UnknownNameError, StoreError for an ambiguous prefix, UsageError without an axis.
-    """
+    although they differ by less than its noise. Raises UsageError without an axis."""
     for axis in axes:
         if axis not in AXES:
             raise UnknownNameError("axis", axis, AXES)

@@ -161,7 +161,7 @@ def list_runs(store: Store) -> tuple[ListedRun, ...]:
 
 
 def find_run(store: Store, name: str) -> RunSummary:
-    """The run of a name, a unique prefix of a name, or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
+    """The summary of the named run."""
     with store.reading() as connection:
         key = resolve_run(connection, name)
         return _summaries(store, connection, key)[key]
@@ -248,7 +248,7 @@ def find_best(
 
     A task's candidate is its winner, or else the one with the lowest score; candidates are compared by their last
     measurement, and disturbed or unconfirmed ones come last. device, workload: a part of the name, in any case of letters.
-    Raises UnknownNameError for an unknown run; an unknown kernel has no rows.
+    An unknown kernel has no rows.
     """
     names = ((_r.kernel, kernel), (_r.target, target), (_i.dtype, dtype))
     parts = ((_e.device, device), (_i.workload, workload))
@@ -321,8 +321,7 @@ def _unlike(one: Workload, other: Workload) -> float:
 
 
 def ranked(store: Store, run: str, task: int) -> Sequence[str]:
-    """Public ids of a task's candidates that have a score and that no final has refused, by score. Raises UnknownNameError.
-    """
+    """Public ids of a task's candidates that have a score and that no final has refused, by score."""
     with store.reading() as connection:
         of_task = (_c.run_id == resolve_run(connection, run), _c.task == task)
         query = select(_c.public_id).where(*of_task, _c.score.is_not(None), unrefused())
@@ -456,9 +455,7 @@ class Comparison:
 
 
 def compare(store: Store, *runs: str) -> Comparison:
-    """Runs side by side, by workload, and what differs in their set-up. A run named twice counts once.
-
-    Raises UnknownNameError, or StoreError for an ambiguous prefix."""
+    """Runs side by side, by workload, and what differs in their set-up. A run named twice counts once."""
     known = {run.name: run for run in (find_run(store, name) for name in runs)}
     found: list[tuple[Best | None, ComparedRun]] = []
     with store.reading() as connection:

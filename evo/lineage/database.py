@@ -275,14 +275,32 @@ class WatchedFile:
     """The file of a database that is open for writing. SQLite goes on with the files that it has open, whatever becomes of
     their names; this object tells whether the file is still the same.
 
-    path: the file without symbolic links.
+    path: the file without symbolic links. The file stays open until `close`: to close it frees the locks that this process
+    has on it, so that another program's last connection would delete the write-ahead log.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
+        self._opened = self.path.open("rb", buffering=0)
         self._file, self._log = _identity(self.path), self._find_log()
         self._was_writable = self._is_writable()
-        self._header = _read_header(self.path)
+        self._header, self._found_at = self._read_header(), 0
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _read_header(self) -> bytes:
+        """The header of a SQLite file, which has a counter of changes."""
+        return os.pread(self._opened.fileno(), 100, 0)
+
+    def _holds(self, run: str) -> bool:
+        """Whether the file itself, without its write-ahead log, holds the random uid of a run."""
+        file, uid = self._opened.fileno(), run.encode()
+        for place in (self._found_at, *range(0, os.fstat(file).st_size, _BLOCK_BYTES)):
+            if uid in os.pread(file, _BLOCK_BYTES + len(uid), place):
+                self._found_at = place
+                return True
+        return False
 
     def note(self, run: str | None) -> bool:
         """Notes the file's header after the database was written to, unless another program has overwritten the file: then
@@ -290,8 +308,8 @@ class WatchedFile:
 
         Other programs may write, too; one that moves records from the log into the file moves the run, which is older.
         """
-        header = _read_header(self.path)
-        if run is not None and header != self._header and not _holds(self.path, run):
+        header = self._read_header()
+        if run is not None and header != self._header and not self._holds(run):
             return False
         self._header = header
         return True
@@ -317,8 +335,12 @@ class WatchedFile:
         lost with this one."""
         found = self._find_log()
         lost = any(was is not None and found[name] != was for name, was in self._log.items())
-        self._log |= {name: now for name, now in found.items() if self._log[name] is None}
+        self._log = self._log if lost else found
         return lost
+
+    def forget_log(self) -> None:
+        """Forgets a lost log, once its records are in the file and the next connection makes another log."""
+        self._log = dict.fromkeys(self._log)
 
     def remove_log(self) -> None:
         """Deletes what is left of the write-ahead log, which SQLite would apply to another file of this name."""
@@ -332,6 +354,7 @@ class WatchedFile:
 
 
 READ_ONLY = "was made read-only"
+_BLOCK_BYTES = 1 << 20
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -343,20 +366,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _read_header(path: Path) -> bytes:
-    """The header of a SQLite file, which has a counter of changes."""
-    with suppress(OSError), path.open("rb") as file:
-        return file.read(100)
-    return b""
 
 
-def _holds(path: Path, run: str) -> bool:
-    """Whether the file itself, without its write-ahead log, holds a run."""
-    try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)) as connection:
-            return connection.execute("SELECT 1 FROM run WHERE uid = ?", (run,)).fetchone() is not None
-    except sqlite3.Error:
-        return False
 
 
 def rescue(path: Path, source: sqlite3.Connection) -> Path | None:

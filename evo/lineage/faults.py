@@ -57,7 +57,7 @@ def chunks(connection: Connection, table: Table, run_id: int) -> Iterator[list[R
 
 
 def read_rows(connection: Connection, table: Table, query: Any) -> Iterator[Row]:
-    """Raises Fault for a row whose values cannot be read: no JSON, no time, no UTF-8."""
+    """The rows of a query. Raises Fault for a row whose values cannot be read: no JSON, no time, no UTF-8."""
     options: Any = {"yield_per": _ROWS_AT_ONCE}
     try:
         with connection.execute(query, execution_options=options) as found:
@@ -104,7 +104,7 @@ def check(table: Table, row: Row, name: str) -> None:
 
 
 def _wrong(column: Column[Any], value: Any) -> str:
-    """What is wrong with a column's value; empty if nothing is."""
+    """The fault of a column's value as a clause; empty if it has none."""
     if value is None:
         return "" if column.nullable else "which must not be missing"
     several, numbers = isinstance(column.type, m.Numbers), value

@@ -123,7 +123,7 @@ class Claims:
         event.listen(engine, "invalidate", lambda *_: self._held.clear())  # with one connection, this one may be lost, too
 
     def take(self, run: StoredRun) -> None:
-        """Raises StoreError if another process searches the run."""
+        """Claims a run. Raises StoreError if another process searches it."""
         if run.id in self._held or self._engine.dialect.name != "postgresql":
             return
         if self._connection is None:

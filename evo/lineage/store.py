@@ -125,6 +125,8 @@ class Store:
     def close(self) -> None:
         """Closes the connections, and lets the next writer in. A second call does nothing."""
         self._closing.close()
+        if self._watched is not None:
+            self._watched.close()
 
     def __str__(self) -> str:
         return str(self._location)
@@ -174,7 +176,7 @@ class Store:
                 connection.rollback()
                 driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 connection.invalidate()
-            self._watched = WatchedFile(watched.path)
+            watched.forget_log()
             self._read_all()
 
     def _lost(self, watched: WatchedFile, fault: str) -> LostFileError:
@@ -189,6 +191,7 @@ class Store:
         pooled.detach()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(source))
         watched.remove_log()
+        watched.close()
         if out is None:
             self.writes, self._engine = False, connect(self._location, write=False)
             self._closing.callback(self._engine.dispose)

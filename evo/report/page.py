@@ -175,9 +175,9 @@ _NEEDLESS = re.compile(
     r' (?:aria-roledescription="[^"]*"|font-family="[^"]*"|opacity="1"|pointer-events="none")'
     r'|<path class="(?:background|foreground)"[^>]*/>'
 )
-"""What a page does not need of a drawing."""
+"""Parts of a drawing that a page does not need."""
 _VEGA_BASE = 'xlink:href="https://vega.github.io/vega-datasets/#'
-"""What Vega makes of a link within the page."""
+"""The text that Vega makes of a link within the page."""
 
 _INK, _MUTED, _GRID, _PAPER = "var(--ink)", "var(--muted)", "var(--grid)", "var(--paper)"
 _ACCENT, _WARN, _DOT, _BAND = "var(--accent)", "var(--warn)", "var(--dot)", "var(--band)"

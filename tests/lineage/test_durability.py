@@ -9,6 +9,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -328,6 +329,17 @@ def test_a_file_that_others_touch_or_write_to_is_still_the_same(path: Path) -> N
             shell.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         store.add(run, s.ref(1), s.passed(1), elapsed_s=1.0)
         assert len(store.evaluations(run)) == 2
+
+
+def test_the_last_connection_of_another_program_leaves_the_log_of_a_writer_alone(path: Path) -> None:
+    ask = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM candidate').fetchone()"
+    with Store.open(path, write=True) as store:
+        run = s.filled(store, "mine")
+        store.vacuum()  # moves the log's records into the file, as SQLite does by itself when the log is long
+        for order in (1, 2):
+            store.add(run, s.ref(order), s.passed(order), elapsed_s=1.0)
+            subprocess.run([sys.executable, "-c", ask, path], check=True)
+            assert path.with_name(path.name + "-wal").exists()
 
 
 def test_a_database_that_another_program_holds_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
