@@ -290,21 +290,12 @@ def test_the_checker_of_a_winner_ends_with_a_command_that_is_killed(toy: str, tm
 
 
 def without_libasan(folder: Path, instead: str) -> str:
-    """A PATH with a g++ that says that libasan lies there."""
+    """A PATH with a g++ that names `instead` as the place of libasan."""
     real, fake = shutil.which("g++"), folder / "bin" / "g++"
     fake.parent.mkdir(exist_ok=True)
     fake.write_text(f'#!/bin/sh\ncase "$*" in -print-file-name=*) echo {instead} ;; *) exec {real} "$@" ;; esac\n')
     fake.chmod(0o755)
     return os.pathsep.join([str(fake.parent), os.environ["PATH"]])
-
-
-def told_as_unchecked(toy: str, mode: str, folder: Path, libasan: str = "", *options: str) -> str:
-    """The remark about a winner, which has won. libasan: what g++ says of where that lies."""
-    path = without_libasan(folder, libasan) if libasan else os.environ["PATH"]
-    ended = run_python(folder, "-m", "evo", *search_for(toy, mode, folder), *options, PATH=path, COLUMNS="300")
-    assert ended.returncode == 0, ended
-    (remark,) = (line for line in ended.stdout.splitlines() if "not checked for memory errors" in line)
-    return remark
 
 
 def test_a_missing_tool_is_told_once_and_before_a_search_whose_finalists_are_to_be_sanitized(
@@ -320,16 +311,24 @@ def test_a_missing_tool_is_told_once_and_before_a_search_whose_finalists_are_to_
     assert json.loads(run_here(capsys, "runs", "--db", str(tmp_path / "lineage.db"), "--json").out) == []
 
 
-def test_a_winner_is_told_as_not_checked_where_there_is_no_tool(toy: str, tmp_path: Path) -> None:
-    remark = told_as_unchecked(toy, "reads beyond", tmp_path, "libasan.so")
-    assert "has no libasan.so, which sanitizing on a CPU needs" in remark
-
-
-@pytest.mark.parametrize("options", [(), ("--sanitize-finals",)], ids=str)
-def test_a_tool_that_fails_refuses_no_candidate(toy: str, tmp_path: Path, options: tuple[str, ...]) -> None:
-    (tmp_path / "libasan.so").write_text("no library")
-    assert "the process died" in told_as_unchecked(toy, "honest", tmp_path, str(tmp_path / "libasan.so"), *options)
-
-
-def test_a_tool_that_takes_too_long_refuses_no_candidate(toy: str, tmp_path: Path) -> None:
-    assert "no end within 5 s at case normal 5" in told_as_unchecked(toy, "spins under the tool", tmp_path)
+@pytest.mark.parametrize(
+    ("mode", "libasan", "options", "told"),
+    [
+        ("reads beyond", "libasan.so", (), "has no libasan.so, which sanitizing on a CPU needs"),
+        ("honest", "broken.so", (), "the process died"),
+        ("honest", "broken.so", ("--sanitize-finals",), "the process died"),
+        ("spins under the tool", "", (), "no end within 5 s at case normal 5"),
+    ],
+    ids=["is missing", "fails", "fails for a finalist", "takes too long"],
+)
+def test_a_tool_refuses_no_candidate_where_it(
+    toy: str, tmp_path: Path, mode: str, libasan: str, options: tuple[str, ...], told: str
+) -> None:
+    """The winner is told as not checked."""
+    (tmp_path / "broken.so").write_text("no library")
+    where = str(tmp_path / libasan) if libasan == "broken.so" else libasan
+    path = without_libasan(tmp_path, where) if libasan else os.environ["PATH"]
+    ended = run_python(tmp_path, "-m", "evo", *search_for(toy, mode, tmp_path), *options, PATH=path, COLUMNS="300")
+    assert ended.returncode == 0, ended
+    (remark,) = (line for line in ended.stdout.splitlines() if "not checked for memory errors" in line)
+    assert told in remark

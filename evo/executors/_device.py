@@ -129,7 +129,7 @@ class Device:
     def post(self, job: Job) -> None:
         """Queues a job behind those posted before. A job of a later generation needs an empty queue."""
         self._posted.append(job)
-        if self._worker is not None and job.generation == self.generation:
+        if self._worker is not None and job.generation <= self.generation:
             self._worker.post(judge, job.request)
 
     def finish(self, retires: Callable[[], bool]) -> list[Job]:

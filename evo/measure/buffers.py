@@ -191,12 +191,10 @@ class Workspace:
         self.bytes = torch.empty(0, dtype=torch.uint8, device=device)
         self._guards: tuple[_Piece, ...] = ()
         self._zeroed: list[torch.Tensor] = []
-        if sizes:  # a gate makes one for every case of every candidate
-            self._lay_out(kernel, sizes)
-        self.fill(NAN)
-
-    def _lay_out(self, kernel: Kernel, sizes: Sequence[tuple[str, int]]) -> None:
-        arguments, device = {a.name: a for a in kernel.arguments}, self.bytes.device
+        self._byte = NAN
+        if not sizes:  # a gate makes one for every case of every candidate
+            return
+        arguments = {a.name: a for a in kernel.arguments}
         free, like = target_of(device).free_bytes(), {}
         for name, size in sizes:
             dtype = getattr(torch, arguments[name].dtype)
@@ -212,6 +210,7 @@ class Workspace:
             raise _too_large(", ".join(like), layout.size, free) from error
         self.tensors, self.bytes, self._guards = memory.outputs, memory.bytes, layout.pieces
         self._zeroed = [t for name, t in self.tensors.items() if arguments[name].zeroed]
+        self.fill(NAN)
 
     def fill(self, byte: int) -> None:
         """Writes a byte everywhere."""

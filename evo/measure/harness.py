@@ -317,8 +317,11 @@ class TimingHarness:
         checks = self.gate.run(loaded, point, own, self._drawn(near), thorough=bool(request.cases))
         if checks[-1].passed:
             checks += tuple(far_checks(self.gate, loaded, point, far))
-        seconds = time.perf_counter() - started
-        found = replace(found, checks=checks, left_out=dict(self.gate.left_out), gate_seconds=seconds)
+        return self._judged(found, checks, time.perf_counter() - started)
+
+    def _judged(self, found: Evaluation, checks: tuple[Check, ...], seconds: float) -> Evaluation:
+        left_out, seconds = dict(self.gate.left_out), found.gate_seconds + seconds
+        found = replace(found, checks=found.checks + checks, left_out=left_out, gate_seconds=seconds)
         return found if checks[-1].passed else _refused(found, Status.WRONG)
 
     # -- a random case of the size that is timed -----------------------------------------------------------------------
@@ -367,8 +370,7 @@ class TimingHarness:
         checks = self.gate.run(loaded, request.genome.parameters, (), (self._case,))
         seconds = time.perf_counter() - started
         self._at_size_s += seconds
-        found = replace(found, checks=(*found.checks, *checks), gate_seconds=found.gate_seconds + seconds)
-        return found if checks[-1].passed else _refused(found, Status.WRONG)
+        return self._judged(found, checks, seconds)
 
     def _clock(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""
