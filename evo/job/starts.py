@@ -1,7 +1,7 @@
 """What a search tries first: what its user names, or what earlier runs found for the like."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -108,15 +108,15 @@ def known_starts(
 def open_recorded(db: str, tell: Callable[[str], None]) -> Iterator[Store | None]:
     """What a database has; None where there is none yet, or one that is to be brought up to date first, which is told.
     Raises StoreError for one that cannot be read."""
-    with ExitStack() as opened:
-        store = None
-        try:
-            store = opened.enter_context(Store.open(db, write=False))
-        except EmptyError:
-            pass
-        except OlderSchemaError as error:
-            tell(f"earlier runs are not looked at: {error}")
-        yield store
+    store = None
+    try:
+        store = Store.open(db, write=False)
+    except EmptyError:
+        pass
+    except OlderSchemaError as error:
+        tell(f"earlier runs are not looked at: {error}")
+    with store or nullcontext() as found:
+        yield found
 
 
 def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[tuple[str, Mapping[str, Any]]]:
