@@ -59,7 +59,7 @@ class Run:
     def resume(
         self, budget: str | float | None = None, *, evaluations: int | None = None, progress: bool = True, **place: Any
     ) -> Run:
-        """As `evo.resume`. place: its other arguments, which say where."""
+        """Continues the run, as `evo.resume` does. place: its other arguments, which say where."""
         return resume(self.name, budget=budget, evaluations=evaluations, db=self.db, progress=progress, **place)
 
 

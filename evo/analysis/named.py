@@ -42,7 +42,7 @@ def find_winners(store: Store, name: str, db: str) -> list[CandidateRecord]:
 
 
 def read_winners(store: Store, run: RunSummary, db: str) -> list[CandidateRecord]:
-    """One for each workload that has a winner. Raises UsageError if none has."""
+    """The winners of a run, one for each workload that has one. Raises UsageError if none has."""
     if winners := [task.winner for task in run.tasks if task.winner is not None]:
         return [read_candidate(store, winner) for winner in winners]
     best = [command_line(db, "show", short(task.best)) for task in run.tasks if task.best is not None]
@@ -62,19 +62,20 @@ def find_candidate(store: Store, name: str, db: str) -> CandidateRecord:
 
 
 def may_be_candidate(name: str) -> bool:
-    """Whether it is written as identifiers are."""
+    """Whether a name is written as identifiers are."""
     return bool(name) and set(name.lower()) <= set(string.hexdigits)
 
 
 def workload_of(record: CandidateRecord, digest: str | None = None) -> Workload:
-    """Options that its kernel has gained since have their defaults. digest: as of `recorded_kernel`. Raises UsageError for
-    what is no workload of the kernel: what a database calls a dtype would name files."""
+    """The workload of a candidate. Options that its kernel has gained since have their defaults. digest: see
+    `recorded_kernel`. Raises UsageError for what is no workload of the kernel: what a database calls a dtype would name
+    files."""
     recorded = Workload.of(record.dims, record.dtype, record.options)
     return recorded_kernel(record.kernel, digest).workload(record.target, recorded.key)
 
 
 def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:
-    """Whether what a run recorded of kernel `name` is of this one: by the name of one that evo brings along or by a whole
+    """Whether what a run recorded of kernel `name` is of this kernel: by the name of one that evo brings along or by a whole
     path, whatever its files are now; or because they are what they were. A path from elsewhere can be any kernel's here."""
     place = template_root() / name if name in kernel_names() else Path(name)
     if place.is_absolute() and place.resolve() == kernel.folder.resolve():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def task_of(record: CandidateRecord, executor: Executor, seed: int) -> TaskExecutor:
-    """What builds, gates and times it, and candidates beside it."""
+    """What builds, gates and times a recorded candidate, and others beside it."""
     from evo.search.tasks import TaskExecutor  # most commands only look at what is recorded
 
     return TaskExecutor(
@@ -44,8 +44,8 @@ def trusted(trust: bool, *kernels: str) -> None:
 
 
 def look(trust: bool, *kernels: tuple[str, str]) -> None:
-    """As `trusted`, where the record can be shown without its kernel; kernels: each with the digest recorded. A line on
-    stderr says which one is not run."""
+    """Does what `trusted` does, where the record can be shown without its kernel. kernels: each with the digest recorded. A
+    line on stderr says which one is not run."""
     for name, digest in dict.fromkeys(kernels):
         try:
             trusted(trust, name)

@@ -25,7 +25,7 @@ spaces were 3% better at 100 to 200 candidates with eight that differ than with 
 
 
 def _parse_start(text: str, spaces: Sequence[Space]) -> Mapping[str, Any]:
-    """In the first space that has its names and values. Raises what the first of all says."""
+    """The point of a text in the first space that has its names and values. Raises what the first of all says."""
     for space in spaces:
         with suppress(UsageError):
             return parse_point(text, space, "--start")
@@ -60,12 +60,12 @@ def read_starts(
 
 
 def _fits(point: Mapping[str, Any], spaces: Sequence[Space]) -> bool:
-    """Whether it is legal for one of the workloads."""
+    """Whether a point is legal for one of the workloads."""
     return any(space.is_legal(space.adapted(point)) for space in spaces)
 
 
 def _exported_points(folder: Path, target: str) -> list[Mapping[str, Any]]:
-    """Each once; also those of another kernel, and of what it was before, as far as they are legal."""
+    """The points of an export, each once; also those of another kernel, or of what the kernel was before."""
     try:
         variants = read_manifest(folder)["variants"]
         genomes = dict.fromkeys(Genome.of(v["genome"]) for v in variants if v["target"] == target)

@@ -49,7 +49,7 @@ def parse_point(text: str, space: Space, option: str) -> Point:
 
 
 def parse_legal(text: str, space: Space, option: str) -> Genome:
-    """As `parse_point`. Raises UsageError for a point that is not legal."""
+    """The genome of what `parse_point` reads. Raises UsageError for a point that is not legal."""
     point = parse_point(text, space, option)
     if broken := space.violations(point):
         raise UsageError(f"{option} {text!r} is not legal here: {'; '.join(broken)}")

@@ -189,7 +189,7 @@ def speedup(ratio: float | None, noise: float | None = None, *, disturbed: bool 
 
 
 def time_cells(t: Timing | RelativeTime, noise: float | None = None) -> dict[str, object]:
-    """Of a table: a contender's time and its speed-up over the reference, each with its interval. noise: see `speedup`."""
+    """Cells of a table: a contender's time and speed-up over the reference, each with its interval. noise: see `speedup`."""
     low, high = (sure_speedup(limit, t.disturbed) for limit in (t.ratio_high, t.ratio_low))
     return {
         ">median us": median(t.median_us, t.disturbed),
@@ -215,7 +215,7 @@ def brief_workload(workload: Workload, kernel: Kernel) -> str:
 
 
 def timing_record(timing: Timing) -> dict[str, Any]:
-    """As it was measured: figures are rounded once, where they are printed."""
+    """A timing as it was measured: figures are rounded once, where they are printed."""
     names = ("contender", "median_us", "low_us", "high_us", "disturbed")
     record = {name: getattr(timing, name) for name in names} | {"samples": len(timing.samples_us)}
     if timing.ratio and timing.ratio_low and timing.ratio_high:

@@ -32,7 +32,7 @@ def times(ratio: float | None, noise: float | None = None, disturbed: bool = Fal
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Of the speed-up, for the interval of a ratio of times."""
+    """The interval of a speed-up, for that of a ratio of times."""
     return f"{1 / high:.3f} to {1 / low:.3f}" if low and high else ""
 
 
