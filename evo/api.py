@@ -59,7 +59,7 @@ class Run:
     def resume(
         self, budget: str | float | None = None, *, evaluations: int | None = None, progress: bool = True, **place: Any
     ) -> Run:
-        """As `evo.resume`. place: its other arguments, which say where."""
+        """Continues the run, as `evo.resume` does. place: its other arguments, which say where."""
         return resume(self.name, budget=budget, evaluations=evaluations, db=self.db, progress=progress, **place)
 
 
@@ -69,13 +69,12 @@ def search(
     """Searches for faster variants of a kernel, and holds the finals.
 
     kernel: its name, its folder, or a Kernel that was loaded from one: worker processes load it from there. progress: prints
-    how it goes. Each other argument is the option of `evo search` of its name, or `workloads`, `sampler_options`; budget:
-    "60s", "10m", or seconds; 60 s where no limit is given.
+    how it goes. Each other argument is an option of `evo search`. budget: "60s", "10m", or seconds; 60 s where no limit is
+    given.
 
     An interrupt (SIGINT) ends the search in order, a second one at once; the run says so. A search in which nothing passed
-    is no error; `Run.best` then says why. Call it from any thread; only the main one sees
-    interrupts. Raises UsageError, which names the command's option, for what cannot be searched; EvoError where the work
-    failed.
+    is no error; `Run.best` then says why. Call it from any thread; only the main one sees interrupts. Raises UsageError,
+    which names the command's option, for what cannot be searched; EvoError where the work failed.
     """
     fill_standard_files()
     job, db = make_job(kernel, options), os.fspath(db)
@@ -84,7 +83,11 @@ def search(
 
 
 _own = signature(search).parameters
-_named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in OPTIONS.items()]
+_named = [
+    Parameter(name, Parameter.KEYWORD_ONLY, default=False if kind is bool else None, annotation=kind)
+    for name, kind in OPTIONS.items()
+]
+# Notebooks and `help` show each option.
 search.__signature__ = Signature([_own["kernel"], *_named, _own["db"], _own["progress"]])  # type: ignore[attr-defined]
 
 
@@ -101,7 +104,7 @@ def resume(
 ) -> Run:
     """Continues a run that was interrupted, or one that is finished with a larger budget: one for the run as a whole.
 
-    run: its name, or a unique beginning. others: nothing that is accepted. Raises UsageError for a run that is not there or
+    run: its name, or a unique beginning. others: are refused. Raises UsageError for a run that is not there or
     has nothing left to do, and for another device, driver, compiler or PyTorch than it was measured with.
     """
     fill_standard_files()

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from evo.cli import run, search
 from evo.problem.kernel import Workload
+from evo.report import progress
 from evo.report.progress import LiveScreen
 from evo.report.terminal import Terminal
 from evo.search.loop import Budget, Progress
@@ -48,7 +49,7 @@ class _Kept(LiveScreen):
 def main() -> int:
     out, *arguments = sys.argv[1:]
     picture = Terminal(record=True, width=_WIDTH, force_terminal=True, file=io.StringIO(), color_system="truecolor")
-    with patch.object(search, "make_console", lambda: picture), patch.object(search, "LiveScreen", _Kept):
+    with patch.object(search, "make_console", lambda: picture), patch.object(progress, "LiveScreen", _Kept):
         code = run(["search", *arguments])
     ended = picture.export_text(styles=True).rstrip()  # forgets what was recorded
     picture.print(Text(f"$ {shlex.join(('evo', 'search', *arguments))}", style="bold"), soft_wrap=True)

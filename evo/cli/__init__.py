@@ -25,6 +25,8 @@ _WORKING = frozenset({"search", "resume", "check", "bench"})
 _JUDGING = _WORKING | {"sanitize", "doctor"}
 """Commands whose exit code is a verdict, and that end with 0 only when they have come to it."""
 
+_REPLACED = ("--executor", "--scheduler", "--cluster")
+
 _COMMANDS = {
     "search": ("search", "resume"),
     "best": ("best", "runs", "watch", "compare", "show"),
@@ -99,6 +101,8 @@ def _answer(words: Sequence[str]) -> int:
         return code
     except _USAGE_ERROR as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
+        if getattr(error, "option_name", "") in _REPLACED:
+            where = f"; where work runs is said with --on{where}"
         _complain(f"{error.format_message().rstrip('.')}{where}")
         return 2
     except (KeyboardInterrupt, typer.Abort):

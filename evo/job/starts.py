@@ -1,7 +1,7 @@
 """What a search tries first: what its user names, or what earlier runs found for the like."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ spaces were 3% better at 100 to 200 candidates with eight that differ than with 
 
 
 def _parse_start(text: str, spaces: Sequence[Space]) -> Mapping[str, Any]:
-    """In the first space that has its names and values. Raises what the first of all says."""
+    """The point of a text in the first space that has its names and values. Raises what the first of all says."""
     for space in spaces:
         with suppress(UsageError):
             return parse_point(text, space, "--start")
@@ -60,12 +60,12 @@ def read_starts(
 
 
 def _fits(point: Mapping[str, Any], spaces: Sequence[Space]) -> bool:
-    """Whether it is legal for one of the workloads."""
+    """Whether a point is legal for one of the workloads."""
     return any(space.is_legal(space.adapted(point)) for space in spaces)
 
 
 def _exported_points(folder: Path, target: str) -> list[Mapping[str, Any]]:
-    """Each once; also those of another kernel, and of what it was before, as far as they are legal."""
+    """The points of an export, each once; also those of another kernel, or of what the kernel was before."""
     try:
         variants = read_manifest(folder)["variants"]
         genomes = dict.fromkeys(Genome.of(v["genome"]) for v in variants if v["target"] == target)
@@ -108,15 +108,15 @@ def known_starts(
 def open_recorded(db: str, tell: Callable[[str], None]) -> Iterator[Store | None]:
     """What a database has; None where there is none yet, or one that is to be brought up to date first, which is told.
     Raises StoreError for one that cannot be read."""
-    with ExitStack() as opened:
-        store = None
-        try:
-            store = opened.enter_context(Store.open(db, write=False))
-        except EmptyError:
-            pass
-        except OlderSchemaError as error:
-            tell(f"earlier runs are not looked at: {error}")
-        yield store
+    store = None
+    try:
+        store = Store.open(db, write=False)
+    except EmptyError:
+        pass
+    except OlderSchemaError as error:
+        tell(f"earlier runs are not looked at: {error}")
+    with store or nullcontext() as found:
+        yield found
 
 
 def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[tuple[str, Mapping[str, Any]]]:

@@ -180,9 +180,9 @@ class _Task:
     near: dict[Genome, tuple[float, int]] = field(default_factory=dict)
     """Where tasks exchange what works: ratio and order of what is nearly as fast as this one's best, which is the first."""
     tried: set[Genome] = field(default_factory=set)
-    """Likewise: what was proposed for this one, or is not legal for it."""
+    """Where tasks exchange what works: what was proposed for this one, or is not legal for it."""
     idle: int = 0
-    """Likewise: proposals since it last improved; an improvement halves it."""
+    """Where tasks exchange what works: proposals since this one last improved; an improvement halves it."""
 
 
 class Search:
@@ -351,8 +351,8 @@ class Search:
         self._when_done(future, lambda done: self._on_build(candidate, done.result()))
 
     def _adopted(self, number: int, order: int) -> Proposal | None:
-        """Of what this task has not tried, that which serves most of the others, the nearest first; at most every second
-        proposal. What serves one alone is offered if it is the best there."""
+        """What this task has not tried and serves most of the others, the nearest first; at most every second proposal. What
+        serves one alone is offered if it is the best there."""
         task, serves, origins = self._tasks[number], Counter[Genome](), dict[Genome, int]()
         for other in sorted(range(len(self._tasks)), key=lambda n: abs(n - number)) if task.idle % 2 else ():
             for place, (genome, (_, origin)) in enumerate(self._tasks[other].near.items()):

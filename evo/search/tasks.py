@@ -155,8 +155,7 @@ class TaskExecutor(TaskData):
 
 
 def missing_kinds(kernel: Kernel, target: str, workloads: Sequence[Workload]) -> dict[str, list[str]]:
-    """By the key of a workload, the kinds of cases that the kernel's arguments ask for and no gate of it has; without those
-    that lack none."""
+    """The kinds of cases that the kernel's arguments ask for and no gate has, by the key of each workload that lacks any."""
     missing = {w.key: [kind for kind, number in count_kinds(kernel, target, w).items() if not number] for w in workloads}
     return {key: kinds for key, kinds in missing.items() if kinds}
 

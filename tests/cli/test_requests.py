@@ -42,6 +42,7 @@ BAD = {
     "sampler range": (["search", "layernorm", "--sampler-option", "population=1"], "'population' must be"),
     "sampler pair": (["search", "layernorm", "--sampler-option", "few"], "--sampler-option 'few' is not NAME=VALUE"),
     "option": (["search", "layernorm", "--bugdet", "1m"], "(see: evo search --help)"),
+    "option of before": (["search", "layernorm", "--cluster", "c.yaml"], "where work runs is said with --on (see: "),
     "parameter": (["search", "layernorm", "--fix", "treads=1"], "unknown parameter 'treads'; did you mean threads"),
     "value": (["search", "layernorm", "--fix", "simd_bits=7"], "no value '7'; choose one of 128, 256, 512"),
     "fix": (["search", "layernorm", "--fix", "threads"], "--fix 'threads' is not NAME=VALUE"),
