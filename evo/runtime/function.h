@@ -105,8 +105,9 @@ inline c10::DispatchKeySet all_keys(const Arguments& a) {
     return keys;
 }
 
-inline Results results_of(Outputs outputs) {
-    if constexpr (SAVED == 0) return outputs;
+template <size_t COUNT>
+Results results_of(std::array<Tensor, COUNT> outputs) {
+    if constexpr (COUNT == RESULTS) return outputs;
     Results results;
     std::move(outputs.begin(), outputs.begin() + RESULTS, results.begin());
     return results;

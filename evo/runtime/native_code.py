@@ -58,7 +58,7 @@ class _Writer:
             ]
             own = [self._function.parameters[n].type if n in self._function.parameters else "" for n in names]
             if len(types) == len(names) and all(_alike(one, t) for one, t in zip(own, types, strict=True)):
-                self._suffix = "_symint" if any("SymInt" in str(a.real_type) for a in overload.arguments) else ""
+                self._suffix = "_symint" if "SymInt" in str(overload) else ""
                 return {n: str(t).startswith("Optional") for n, t in zip(names, types, strict=True)}
         raise ValueError(f"operator {self._function.operator!r} of the function is none of PyTorch's")
 
