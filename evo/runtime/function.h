@@ -309,6 +309,7 @@ inline Results run_recording(Operator& op, const Arguments& a) {
     Node* node = new_node(held);
     torch::autograd::edge_list edges;
     torch::autograd::variable_list kept;
+    edges.reserve(TENSORS), kept.reserve(TENSORS + HAS_FORMULA + SAVED);
     node->is_variable_input_ = {false, false};  // as of Differentiable::apply
     for (const Tensor* t : a.tensors()) {
         node->is_variable_input_.push_back(t);

@@ -21,7 +21,7 @@ import torch
 
 from . import frontend as shared
 from .dispatch import Dispatch
-from .expression import WRONG_TYPE, Parameter, in_python, locals_of, strides_in
+from .expression import WRONG_TYPE, Parameter, in_python, locals_of, names_in, strides_in
 from .judged import Judge
 from .native import ALL, NONE, PAY, Native
 from .native_code import native_code
@@ -185,7 +185,7 @@ def explain({positional}):
             given = f"{name} is not None and " if parameter.optional else ""
             wrong = _WRONG[parameter.kind].format(name, parameter.count)
             lines += [f"if {given}({wrong}):", f"    return {WRONG_TYPE[parameter.kind].format(name)!r}"]
-        lines += self._settled
+        lines += self._settled()
         first = self._bound.first
         for reason, text in self._bound.fits(of_tensors=False).items():
             lines += [f"if not ({in_python(text)}):", f"    return {reason!r}"]
@@ -214,11 +214,11 @@ def explain({positional}):
         lines += [f"_chosen = _table[(_device, {first}.dtype, {', '.join(map(in_python, sizes))})]"]
         return _made_of(f"_choose(_table, {positional})", *lines, "return _chosen if type(_chosen) is str else (_chosen, _at)")
 
-    @property
-    def _settled(self) -> Iterator[str]:
-        """Lines by which sizes that were given in a list or torch.Size are in a tuple."""
+    def _settled(self, *texts: str) -> Iterator[str]:
+        """Lines by which sizes that were given in a list or torch.Size are in a tuple: those in some expressions, or all."""
+        used = {name for text in texts for name in names_in(text)} or {*self._parameters}
         for name, p in self._parameters.items():
-            if p.type == "int[]":
+            if p.type == "int[]" and name in used:
                 yield f"{name} = {f'None if {name} is None else ' if p.optional else ''}tuple({name})"
 
     def _key(self, positional: str) -> str:
@@ -227,13 +227,18 @@ def explain({positional}):
         texts = ("_saved" if name in self._function.saved else in_python(text) for name, text in sizes.items())
         first = self._bound.first
         key = f"({first}.get_device() if {first}.is_cuda else -1, {first}.dtype, {', '.join(texts)})"
-        return _made_of(f"_key({positional}, *, _saved=0)", *self._settled, *locals_of(sizes.values()), f"return {key}")
+        return _made_of(f"_key({positional}, *, _saved=0)", *self._settled(), *locals_of(sizes.values()), f"return {key}")
 
     @property
     def _outputs(self) -> Mapping[str, str]:
         """Form of each output that a call may be asked for, and whether it is, by its name; without a form, it is the
         output's own."""
         return {**self._bound.results, **dict.fromkeys(self._function.saved, "")}
+
+    @property
+    def _conditions(self) -> list[str]:
+        """The expressions for whether optional results are asked for."""
+        return [self._bound.size(name) for name in self._bound.results if self._bound.is_optional(name)]
 
     def _is_asked(self, output: str) -> str:
         """An expression for whether an optional output is asked for; empty for one that always is."""
@@ -246,18 +251,17 @@ def explain({positional}):
         """Lines that end with the condition that a call which was found has been launched."""
         function, bound, arguments = self._function, self._bound, self._kernel.arguments
         yield f"_chosen, ({''.join(f'at_{name}, ' for name in (*bound.together, *function.apart))}) = _found"
-        yield from self._settled
-        for name in (argument for of, argument in bound.inputs.items() if bound.is_gathered(of)):
-            if not any(f"{name}.is_contiguous()" in text for text in function.fits.values()):
-                given = f"{name} is not None and " if self._parameters[name].optional else ""
-                yield f"if {given}not {name}.is_contiguous():"  # PyTorch's own kernels copy it, too
-                yield f"    {name} = {name}.contiguous()"
-                yield f"    at_{name} = {name}.data_ptr()"
+        for name in (argument for of, argument in bound.inputs.items() if bound.is_made_dense(of)):
+            given = f"{name} is not None and " if self._parameters[name].optional else ""
+            yield f"if {given}not {name}.is_contiguous():"  # PyTorch's own kernels copy it, too
+            yield f"    {name} = {name}.contiguous()"
+            yield f"    at_{name} = {name}.data_ptr()"
         outputs = {a.name: a for a in arguments if a.name in self._outputs}
         numbers = [bound.number(a.name) for a in arguments if a.kind == "scalar" and a.name in self._kernel.options]
-        shapes = [text for text in bound.results.values() if text not in self._parameters]
-        asked = [bound.size(n) for n in bound.results if bound.is_optional(n)]
-        yield from locals_of([*numbers, *function.expanded.values(), *shapes, *asked])
+        shapes = [text for text in bound.results.values() if text not in function.given_tensors]
+        texts = [*numbers, *function.expanded.values(), *shapes, *self._conditions]
+        yield from self._settled(*texts)
+        yield from locals_of(texts)
         for output, form in self._outputs.items():
             made, asked_for = self._made(outputs[output], form), self._is_asked(output)
             yield f"{output}_ = {made}{f' if {asked_for} else None' if asked_for else ''}"
@@ -381,7 +385,7 @@ def explain({positional}):
         asked = [text for text in function.fits.values() if not _concerns_memory(text)]
         fixed = sorted({name for v in self._package.variants for name in v.fixed} - {*function.saved})
         sizes = {name: self._bound.size(name) for name in fixed}
-        lines = ["if not _in_graphs or NATIVE.operator is None:", "    return None", *self._settled]
+        lines = ["if not _in_graphs or NATIVE.operator is None:", "    return None", *self._settled()]
         lines += locals_of([*asked, *sizes.values()])
         if not function.gradient:
             recorded = " or ".join(f"({n} is not None and {n}.requires_grad)" for n in function.given_tensors)
@@ -400,8 +404,7 @@ def explain({positional}):
             made.append(self._made(a, self._bound.results[a.name]) + (f" if {asked_for} else None" if asked_for else ""))
         heads = ", ".join(f"{name}=None" for name in self._function.operands)
         shapes = [text for text in self._bound.results.values() if text not in self._function.given_tensors]
-        asked_for = [self._bound.size(n) for n in self._bound.results if self._bound.is_optional(n)]
-        fake = _made_of(f"_fake({heads})", *locals_of([*shapes, *asked_for]), f"return {', '.join(made)}")
+        fake = _made_of(f"_fake({heads})", *locals_of([*shapes, *self._conditions]), f"return {', '.join(made)}")
         return _made_of(f"_compiled({names})", *lines) + f"\n\n{fake}"
 
 

@@ -194,7 +194,7 @@ class _Writer:
         yield f"std::array<Tensor, {len(outputs)}> run({head}) {{"
         yield "    const at::AutoDispatchBelowADInplaceOrView below;"
         for of, name in bound.inputs.items():
-            if bound.is_gathered(of):  # PyTorch's own kernels copy it, too
+            if bound.is_made_dense(of):  # PyTorch's own kernels copy it, too
                 dense = f"a.{name}_->contiguous()"
                 dense = f"a.{name}_ ? {dense} : Tensor()" if self._read[name].optional else dense
                 yield f"    const Tensor in_{of} = {dense};"
@@ -217,7 +217,7 @@ class _Writer:
                 text = "nullptr"
                 if (given := bound.inputs.get(a.name)) is not None:
                     there = f"a.{given}_ ? a.{given}_->const_data_ptr() : nullptr"
-                    text = f"address_of(in_{a.name})" if bound.is_gathered(a.name) else there
+                    text = f"address_of(in_{a.name})" if bound.is_made_dense(a.name) else there
                 yield f"    const void* p_{a.name} = {text};"
             elif a.kind == "output":
                 text = f"memory_of(out_{a.name})" if a.name in outputs else "nullptr"

@@ -250,6 +250,11 @@ class Bound:
         """Whether an input has a shape of the kernel's own, to which the axes of its argument are gathered."""
         return any(a.name == name and a.shape for a in self.kernel.arguments)
 
+    def is_made_dense(self, name: str) -> bool:
+        """Whether an input that lies otherwise is copied, since no condition refuses it."""
+        is_dense = f"{self.inputs[name]}.is_contiguous()"
+        return self.is_gathered(name) and not any(is_dense in text for text in self.function.fits.values())
+
     def size(self, name: str) -> str:
         """An expression of a dimension, or of an option that is compiled in."""
         function = self.function
