@@ -25,7 +25,7 @@ from . import PACKAGE
 from ._shared.rows import rows_of
 from .runtime import Dispatch, Native, addresses
 
-__all__ = ["build", "explain", "softmax"]
+__all__ = ["also_serve", "build", "explain", "softmax"]
 _call = None
 
 
@@ -63,7 +63,7 @@ def _use(native):
 SUBJECT = softmax
 DISPATCH = Dispatch(PACKAGE, sys.modules[__name__])
 NATIVE = Native(DISPATCH, "softmax", torch.empty_like, _use)
-build = NATIVE.build
+also_serve, build = DISPATCH.also_serve, NATIVE.build
 """
 ROWS = "def rows_of(input):\n    return input.numel() // input.shape[-1], input.shape[-1]\n"
 ROWS_H = "inline std::int64_t cols_of(const at::Tensor& t) { return t.size(-1); }\n"
