@@ -54,7 +54,7 @@ class Parameter(NamedTuple):
         return "bool[N]" if self.type.startswith("bool[") else self.type
 
     @property
-    def count(self) -> str:
+    def length(self) -> str:
         """The number of bools of a bool[N]."""
         return self.type.partition("[")[2].rstrip("]")
 

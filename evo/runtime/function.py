@@ -183,7 +183,7 @@ def explain({positional}):
         for name in function.looked_at:
             parameter = self._parameters[name]
             given = f"{name} is not None and " if parameter.optional else ""
-            wrong = _WRONG[parameter.kind].format(name, parameter.count)
+            wrong = _WRONG[parameter.kind].format(name, parameter.length)
             lines += [f"if {given}({wrong}):", f"    return {WRONG_TYPE[parameter.kind].format(name)!r}"]
         lines += self._settled()
         first = self._bound.first
@@ -212,7 +212,8 @@ def explain({positional}):
             f"    return f\"nothing was tuned for {{{first}.device.type}}\"",
         ]
         lines += [f"_chosen = _table[(_device, {first}.dtype, {', '.join(map(in_python, sizes))})]"]
-        return _made_of(f"_choose(_table, {positional})", *lines, "return _chosen if type(_chosen) is str else (_chosen, _at)")
+        lines.append("return _chosen if type(_chosen) is str else (_chosen, _at)")
+        return _made_of(f"_choose(_table, {positional})", *lines)
 
     def _settled(self, *texts: str) -> Iterator[str]:
         """Lines by which sizes that were given in a list or torch.Size are in a tuple: those in some expressions, or all."""
@@ -313,7 +314,7 @@ def explain({positional}):
     def _record(self, names: str) -> Iterator[str]:
         """A call that records gradients, and how it is chosen: as one that records none."""
         function, tensors = self._function, ", ".join(self._function.given_tensors)
-        pays, kept = list[str](), "".join(f", {name}_" for name in function.saved)
+        pays = list[str]()
         run = [f"_own = _launch(_found, {names})", "if _own is None:", f"    _own = _original({names})"]
         run += [f"    return {'_own, _own' if function.gradient else '_own,' + ' None,' * len(function.saved)}"]
         results, saved = len(self._bound.results), len(function.saved)

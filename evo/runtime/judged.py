@@ -133,8 +133,8 @@ class Judge:
         return self._results(self._kernel.reference(wide, workload), workload, args)
 
     def comparable(self, *args: Any) -> Any:
-        """The result whose error ours may be twice: PyTorch's, or where it has no such function, the kernel's `same_dtype`. Of
-        aligned copies, since from other tensors some of PyTorch's own kernels compute wrong results."""
+        """The result whose error ours may be twice: PyTorch's, or where it has no such function, the kernel's `same_dtype`.
+        They are given aligned copies, since from other tensors some of PyTorch's own kernels compute wrong results."""
         args = tuple(t.clone() if isinstance(t, Tensor) and t.data_ptr() % 16 else t for t in args)
         own, same_dtype = self._module._original(*args), self._kernel.same_dtype
         if self._function.path or same_dtype is None or isinstance(self._module._choose(_Anything(), *args), str):

@@ -97,7 +97,7 @@ class _Writer:
         yield from ("empty", "empty_like")
 
     def _field(self, parameter: Parameter) -> str:
-        kind = _FIELDS.get(parameter.type) or f"std::array<bool, {parameter.count}>"
+        kind = _FIELDS.get(parameter.type) or f"std::array<bool, {parameter.length}>"
         return f"std::optional<{kind}>" if parameter.optional and parameter.type != "Tensor" else kind
 
     def _struct(self) -> Iterator[str]:
@@ -189,7 +189,8 @@ class _Writer:
     def _launching(self) -> Iterator[str]:
         bound, arguments = self._bound, self._kernel.arguments
         outputs = [*self._results, *self._function.saved]
-        yield "// The results, and what the backward takes where it is asked for; undefined where the launch failed. Records no gradient."
+        asked = "what the backward takes where it is asked for"
+        yield f"// The results, and {asked}; undefined where the launch failed. Records no gradient."
         head = "Table& table, const Arguments& a, const Problem& problem, const Answer& answer"
         yield f"std::array<Tensor, {len(outputs)}> run({head}) {{"
         yield "    const at::AutoDispatchBelowADInplaceOrView below;"
@@ -289,23 +290,25 @@ class _Writer:
 
     def _pairing(self) -> Iterator[str]:
         """The calls of the backward's function, whose gradient has the form of the first tensor."""
-        heads = ("bool is_served_backward(Operator& op, const Arguments& a, const Wanted& wanted)",)
-        heads += (
+        takes = "Operator&, const Arguments&, const Tensor&, const Tensor*, const Wanted&"
+        if self._backward is None:
+            yield "bool is_served_backward(Operator&, const Arguments&, const Wanted&) { return false; }"
+            yield f"Gradients run_backward({takes}) {{ return {{}}; }}\n"
+            return
+        heads = [
+            "bool is_served_backward(Operator& op, const Arguments& a, const Wanted& wanted)",
             "Gradients run_backward(\n    Operator& op, const Arguments& a, const Tensor& gradient, const Tensor* saved,"
             " const Wanted& wanted)",
-        )
-        if self._backward is None:
-            unnamed = ("bool is_served_backward(Operator&, const Arguments&, const Wanted&) { return false; }",)
-            unnamed += ("Gradients run_backward(Operator&, const Arguments&, const Tensor&, const Tensor*, const Wanted&) { return {}; }\n",)
-            yield from unnamed
-            return
+        ]
         passed = self._bound.passed_to(self._backward._bound)
         at_first = {"gradient": f"a.{self._first}_", "wanted": "wanted"} | dict.fromkeys(self._function.saved, "nullptr")
-        later = {n: f"&saved[{i}]" for i, n in enumerate(self._function.saved)} | {"gradient": "&gradient", "wanted": "wanted"}
+        later = {n: f"&saved[{i}]" for i, n in enumerate(self._function.saved)}
+        later |= {"gradient": "&gradient", "wanted": "wanted"}
         fields = self._backward._read
         for head, of in zip(heads, (at_first, later), strict=True):
             yield f"{head} {{\n    backward::Arguments b;"
-            yield from (f"    b.{name}_ = {of.get(value, f'a.{value}_')};" for name, value in passed.items() if name in fields)
+            given = {name: of.get(value, f"a.{value}_") for name, value in passed.items() if name in fields}
+            yield from (f"    b.{name}_ = {value};" for name, value in given.items())
             if of is at_first:
                 yield "    return op.backward->find(backward::problem_of(b)).serves();\n}\n"
         yield "    if (backward::misfit(b)) return {};"

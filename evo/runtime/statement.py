@@ -23,9 +23,9 @@ class Function:
 
     signature: as PyTorch writes one, with its names and defaults: "softmax(Tensor input, int? dim=None) -> Tensor". Types
     are Tensor, int, int[], float, bool, bool[N] (N of them) and ScalarType, with a question mark if None may be given; what
-    follows `*` is given by name alone. The function of a kernel that is the backward of another has parameters by the names
-    of that one's arguments and `saved` outputs, a further tensor, which is the gradient of its result, and perhaps a bool[N],
-    which says of each of its tensors whether a gradient is wanted; its results are those gradients.
+    follows `*` is given by name alone. The function of a backward kernel has parameters by the names of the forward's
+    arguments and `saved` outputs, a further tensor, which is the gradient of the forward's result, and perhaps a bool[N],
+    which says of each tensor of the forward whether its gradient is wanted. The results are these gradients.
     original: PyTorch's function, which has the same signature, by its path, such as "torch.nn.functional.softmax"; or a
     function of function.py. It does every call that no variant serves.
     tensors: by the kernel's input, the argument that it is. An input that has a shape is handed over dense, with its leading
@@ -47,7 +47,7 @@ class Function:
     or an expression of its shape. Left out: the outputs that are not optional, of the form of the first argument. The result
     of an optional output is None in calls whose option for it is off."""
     saved: tuple[str, ...] = ()
-    """Optional outputs that are no results: the kernel's backward takes them, and calls that record gradients ask for them."""
+    """Optional outputs that are no results, but what the backward kernel takes: calls that record gradients ask for them."""
     operator: str = ""
     """PyTorch's operator, called with arguments of the function, such as "aten.softmax(input, dim)": what the native
     launcher calls and autograd differentiates. Left out: `original` itself, which is called by way of Python."""
@@ -146,7 +146,8 @@ class Function:
     def forwards(self) -> Mapping[str, tuple[str, str]]:
         """By class in `modules`, the arguments of its forward beside `self`, and the call that it makes."""
         calls = {name: call for name, (_, call) in self.modules.items()}
-        return {name: (", ".join(n for n in names_in(call) if n not in (self.name, "self")), call) for name, call in calls.items()}
+        own = (self.name, "self")
+        return {name: (", ".join(n for n in names_in(call) if n not in own), call) for name, call in calls.items()}
 
     @property
     def given_tensors(self) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ def _is_statistic(name: str) -> str:
 
 FUNCTION = Function(
     signature=(
-        "layer_norm_backward(Tensor grad_out, Tensor input, int[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight,"
-        " Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
+        "layer_norm_backward(Tensor grad_out, Tensor input, int[] normalized_shape, Tensor mean, Tensor rstd,"
+        " Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
     ),
     original=_original,
     tensors={"dy": "grad_out", "x": "input", "weight": "weight", "mean": "mean", "rstd": "rstd"},
