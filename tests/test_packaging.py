@@ -91,8 +91,7 @@ def test_source_and_wheel_carry_a_kernel_whole(shipping: Path, wheel: Path, tmp_
     names = {p.relative_to(kernel).as_posix() for p in kernel.rglob("*") if p.is_file()}
     assert {"manifest.json", "sources.diff"} < names, "the other variant is told by how it differs"
     assert len(names) == 3
-    runs_it = {"runtime/native.h", "_assets/templates/layernorm/frontend.cpp"}
-    runs_it |= {f"_assets/templates/_shared/{name}" for name in ("norm.h", "norm.py", "row.cuh")}
+    runs_it = {"runtime/native.h", "_assets/templates/layernorm/function.py", "_assets/templates/_shared/row.cuh"}
     with zipfile.ZipFile(wheel) as packed:
         place = "evo/_assets/kernels/layernorm/"
         assert {n.removeprefix(place) for n in packed.namelist() if n.startswith(place)} == names

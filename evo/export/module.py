@@ -41,6 +41,7 @@ from evo.problem.space import Space
 from evo.runtime.manifest import MANIFEST, compiled_when_loaded, read_manifest
 from evo.runtime.nvrtc import own_arch
 from evo.runtime.package import BACKWARD, INIT, MAIN, NESTED, Unavailable, slower
+from evo.runtime.statement import Bound
 from evo.targets import Target, find_language, find_target
 
 _RUNTIME = Path(runtime.__file__).parent
@@ -125,6 +126,7 @@ def with_backward(format: str, make: Callable[..., Contents]) -> Callable[..., C
         manifest, files = make(*forward)
         if backward:
             _check_given(kernels[backward[0].kernel], kernels[forward[0].kernel], forward)
+            _check_pair(kernels[backward[0].kernel], kernels[forward[0].kernel])
             nested = with_manifest(format, *make(*backward))
             if "__init__.py" in nested:
                 introduction, _, init = nested["__init__.py"].partition(INIT.encode())
@@ -146,6 +148,16 @@ def _check_given(backward: Kernel, forward: Kernel, parts: Sequence[ExportReques
             f"{backward.name} takes {' and '.join(wanted)}, which none of these winners of {forward.name} gives: search it"
             f" for a workload with {','.join(f'{name}=true' for name in wanted)}, too"
         )
+
+
+def _check_pair(backward: Kernel, forward: Kernel) -> None:
+    """Raises KernelError if both functions are stated, and autograd of the one cannot call the other."""
+    one, other = load_function(forward), load_function(backward)
+    if one is not None and other is not None:
+        try:
+            Bound(one, forward).passed_to(Bound(other, backward))
+        except ValueError as error:
+            raise KernelError(f"{backward.folder / FUNCTION_FILES[0]}: {error}") from None
 
 
 _ABLE = ("target", "arch", "measured_on")

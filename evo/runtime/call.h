@@ -18,15 +18,22 @@ const char* const NO_PLAIN_TENSOR = "an argument is no plain tensor, but a tenso
 struct Ints {
     std::array<std::int64_t, 8> kept{};
     size_t count = 0;
+    std::vector<c10::SymInt> symbols;  // in their place where a graph is made for any size, or there are more
 
     Ints() = default;
-    Ints(c10::IntArrayRef given) : count(given.size()) {
-        TORCH_CHECK(count <= kept.size(), "more than ", kept.size(), " sizes are given");
-        std::copy(given.begin(), given.end(), kept.begin());
+    Ints(c10::SymIntArrayRef given) {
+        const auto known = c10::asIntArrayRefSlowOpt(given);
+        if (known && known->size() <= kept.size()) count = known->size(), std::copy(known->begin(), known->end(), kept.begin());
+        else symbols = given.vec();
     }
     operator c10::IntArrayRef() const { return {kept.data(), count}; }
-    size_t size() const { return count; }
+    operator c10::SymIntArrayRef() const {
+        return is_symbolic() ? c10::SymIntArrayRef(symbols) : c10::fromIntArrayRefSlow({kept.data(), count});
+    }
+    bool is_symbolic() const { return !symbols.empty(); }
 };
+inline bool is_symbolic(const Ints& value) { return value.is_symbolic(); }
+inline bool is_symbolic(const std::optional<Ints>& value) { return value && value->is_symbolic(); }
 
 inline bool read_as(PyObject* object, bool& found) {
     found = object == Py_True;
@@ -65,6 +72,14 @@ inline bool read_as(PyObject* object, Ints& found) {
     return true;
 }
 
+template <size_t COUNT>
+bool read_as(PyObject* object, std::array<bool, COUNT>& found) {
+    if ((!PyList_CheckExact(object) && !PyTuple_Check(object)) || PySequence_Fast_GET_SIZE(object) != COUNT) return false;
+    for (size_t i = 0; i < COUNT; ++i)
+        if (!read_as(PySequence_Fast_GET_ITEM(object, static_cast<Py_ssize_t>(i)), found[i])) return false;
+    return true;
+}
+
 template <class Value>
 bool read_as(PyObject* object, std::optional<Value>& found) {
     Value value{};
@@ -76,6 +91,7 @@ bool read_as(PyObject* object, std::optional<Value>& found) {
 inline const Tensor* pointer(const std::optional<Tensor>& tensor) { return tensor && tensor->defined() ? &*tensor : nullptr; }
 inline std::optional<Tensor> optional(const Tensor* tensor) { return tensor ? std::optional<Tensor>(*tensor) : std::nullopt; }
 inline const void* address_of(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
+inline void* memory_of(const Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
 
 // Of sizes or strides, as Python counts: from the end where `index` is negative. There must be as many.
 inline std::int64_t item_of(c10::IntArrayRef all, std::int64_t index) {

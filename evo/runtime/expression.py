@@ -26,6 +26,7 @@ WRONG_TYPE = {
     "int[]": "{0} is not a tuple or list of sizes",
     "float": "{0} is not a number",
     "bool": "{0} is not a bool",
+    "bool[N]": "{0} is not a tuple or list of as many bools as there may be",
     "ScalarType": "{0} is not a dtype",
 }
 """The reason for which a call is left to PyTorch whose argument is of another type, by that of the signature."""
@@ -38,7 +39,7 @@ DTYPES = {
 
 
 class Parameter(NamedTuple):
-    """A parameter of a signature. type: Tensor, int, int[], float, bool or ScalarType; optional: it may be None."""
+    """A parameter of a signature. type: Tensor, int, int[], float, bool, bool[2] or ScalarType; optional: it may be None."""
 
     name: str
     type: str
@@ -46,6 +47,16 @@ class Parameter(NamedTuple):
     default: str | None
     """As Python writes it; None: it has none."""
     keyword: bool
+
+    @property
+    def kind(self) -> str:
+        """The type, with the number of bools left open."""
+        return "bool[N]" if self.type.startswith("bool[") else self.type
+
+    @property
+    def length(self) -> str:
+        """The number of bools of a bool[N]."""
+        return self.type.partition("[")[2].rstrip("]")
 
 
 Parameters = Mapping[str, Parameter]
@@ -161,7 +172,8 @@ class _InCpp:
 
     def _name(self, node: ast.Name) -> str:
         parameter = self._parameter(node)
-        return f"(*a.{node.id}_)" if parameter.type == "Tensor" or parameter.optional else f"a.{node.id}_"
+        own = f"(*a.{node.id}_)" if parameter.type == "Tensor" or parameter.optional else f"a.{node.id}_"
+        return f"c10::IntArrayRef({own})" if parameter.type == "int[]" else own
 
     def _parameter(self, node: ast.expr) -> Parameter:
         if isinstance(node, ast.Name) and node.id in self._parameters:
@@ -214,6 +226,8 @@ class _InCpp:
         if isinstance(node.slice, ast.Slice):
             ends = [self.of(end) if end is not None else "std::nullopt" for end in (node.slice.lower, node.slice.upper)]
             return f"part_of({self.of(node.value)}, {', '.join(ends)})"
+        if isinstance(node.value, ast.Name) and self._parameter(node.value).kind == "bool[N]":
+            return f"{self.of(node.value)}[{self.of(node.slice)}]"
         return f"item_of({self.of(node.value)}, {self.of(node.slice)})"
 
     def _tuple(self, node: ast.Tuple) -> str:

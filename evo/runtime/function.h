@@ -1,30 +1,39 @@
 // A function as Python and PyTorch's dispatcher call it: what of the native launcher is the same for all that are stated.
 //
-// native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands; ARGUMENTS, RESULTS, HAS_FORMULA, HAS_OPERATOR, AUTOCAST_CASTS, NAME, SCHEMA and Signature. Behind it, declared here: read,
-// misfit, problem_of, run, originals, is_complete, as_promised, formula and dispatched; and add_kernels of native.h.
+// native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands; ARGUMENTS, RESULTS, SAVED, SAVED_SIZES, HAS_FORMULA, HAS_OPERATOR, AUTOCAST_CASTS, NAME, SCHEMA and Signature. Behind it, declared here: read,
+// misfit, problem_of, run, originals, is_complete, as_promised, formula, is_served_backward, run_backward and dispatched; and add_kernels of native.h.
 //
-// A call has the same result whether or not it records gradients. These are PyTorch's derivative of its own function, which
-// is called again for them, or follow from the result by an operator of PyTorch's.
+// A call has the same result whether or not it records gradients: the same variant is chosen. Gradients follow from the
+// result by an operator of PyTorch's, or are those of a variant of the backward kernel, which takes what the forward's variant
+// gives beside the result, or where that gives nothing, another one's, that runs beside it. Otherwise they are PyTorch's
+// derivative of its own function, which is called again for them.
 #pragma once
 
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/utils/pybind.h>
 
 namespace {
 
 using Results = std::array<Tensor, RESULTS>;
+using Outputs = std::array<Tensor, RESULTS + SAVED>;  // the results, and what the backward takes, where that is asked for
 using Tensors = decltype(std::declval<const Arguments&>().tensors());
 constexpr size_t TENSORS = std::tuple_size_v<Tensors>;
+using Gradients = std::array<Tensor, TENSORS>;
+using Wanted = std::array<bool, TENSORS>;  // gradients
 
 const char* read(PyObject* const*, Arguments&);
 const char* misfit(const Arguments&);
 Problem problem_of(const Arguments&);
-Results run(Operator&, const Arguments&, const Problem&, const Answer&);
+Outputs run(Table&, const Arguments&, const Problem&, const Answer&);
 Results originals(const Arguments&);
 bool is_complete(const Arguments&);
 Tensor as_promised(const Arguments&, size_t number, const Tensor& result);
 Tensor formula(const Arguments&, const Tensor& gradient, const Tensor& result);
+bool is_served_backward(Operator&, const Arguments&, const Wanted&);
+Gradients run_backward(Operator&, const Arguments&, const Tensor& gradient, const Tensor* saved, const Wanted&);
 Results dispatched(const Operator&, const Arguments&);
 
 // Results as the dispatcher has them, and back.
@@ -49,8 +58,9 @@ py::object to_object(const Value& value) {
     } else if constexpr (std::is_same_v<Value, c10::ScalarType>) {
         return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(value)));
     } else if constexpr (std::is_same_v<Value, Ints>) {
-        py::tuple found(value.size());
-        for (size_t i = 0; i < value.size(); ++i) found[i] = value.kept[i];
+        const c10::SymIntArrayRef all = value;
+        py::tuple found(all.size());
+        for (size_t i = 0; i < all.size(); ++i) found[i] = py::cast(all[i]);
         return found;
     } else {
         return py::cast(value);
@@ -68,6 +78,7 @@ Results by_python(const Values&... values) {
     Results results;
     for (size_t i = 0; i < RESULTS; ++i) {
         const py::object each = RESULTS == 1 ? found : found[py::int_(i)];
+        if (i && each.is_none()) continue;  // it was not asked for
         TORCH_CHECK(THPVariable_Check(each.ptr()), "the function that is stood in for gives something else than tensors");
         results[i] = THPVariable_Unpack(each.ptr());
     }
@@ -94,11 +105,19 @@ inline c10::DispatchKeySet all_keys(const Arguments& a) {
     return keys;
 }
 
+template <size_t COUNT>
+Results results_of(std::array<Tensor, COUNT> outputs) {
+    if constexpr (COUNT == RESULTS) return outputs;
+    Results results;
+    std::move(outputs.begin(), outputs.begin() + RESULTS, results.begin());
+    return results;
+}
+
 // Undefined where it is left to PyTorch. Records no gradient.
 inline Results run(Operator& op, const Arguments& a) {
     const Problem problem = problem_of(a);
     const Answer answer = op.table.find(problem);
-    return answer.serves() ? run(op, a, problem, answer) : Results();
+    return answer.serves() ? results_of(run(op.table, a, problem, answer)) : Results();
 }
 
 // The operator below autograd. Its results have the layout that the module's _fake promises.
@@ -106,43 +125,91 @@ inline Results forward(Operator& op, const Arguments& a) {
     if (!misfit(a))
         if (Results found = run(op, a); found[0].defined()) return found;
     Results found = originals(a);
-    for (size_t i = 0; i < RESULTS; ++i) found[i] = as_promised(a, i, found[i]);
+    for (size_t i = 0; i < RESULTS; ++i)
+        if (found[i].defined()) found[i] = as_promised(a, i, found[i]);
     return found;
 }
 
-// Other operands than tensors, as autograd keeps them.
-inline std::vector<c10::IValue> packed(Arguments a) {
-    std::vector<c10::IValue> found;
-    a.visit([&found](const auto& value) {
+// PyTorch's derivative of its own function, which has derivatives of every order. kept: the tensors of the call.
+inline Gradients torch_backward(
+    const Arguments& call, torch::autograd::variable_list& kept, const torch::autograd::variable_list& gradients,
+    const Wanted& wanted) {
+    const bool further = c10::GradMode::is_enabled();  // the gradients are to be differentiated, too
+    const at::AutoGradMode recording(true);
+    torch::autograd::variable_list leaves, of, from;
+    Arguments a = call;
+    Tensors given;
+    for (size_t i = 0; i < TENSORS; ++i) {
+        // A view: hooks of the tensor run in the outer pass.
+        if (kept[i].defined()) kept[i] = further ? kept[i].view_as(kept[i]) : kept[i].detach().requires_grad_(wanted[i]);
+        if (wanted[i]) leaves.push_back(kept[i]);
+        given[i] = kept[i].defined() ? &kept[i] : nullptr;
+    }
+    a.set_tensors(given);
+    const WithoutGil gil;  // compiled autograd holds it, and PyTorch's engine must not be called with it
+    const Results results = originals(a);
+    for (size_t i = 0; i < RESULTS; ++i)
+        if (gradients[i].defined()) of.push_back(results[i]), from.push_back(gradients[i]);
+    const auto each = torch::autograd::grad(of, leaves, from, std::nullopt, further);
+    Gradients found;
+    for (size_t i = 0, next = 0; i < TENSORS; ++i)
+        if (wanted[i]) found[i] = each[next++];
+    return found;
+}
+
+// call: less its tensors, which are the first of those that were kept, before the result if a formula takes that, and what a
+// backward kernel takes. wants(i): whether a gradient is wanted of the i-th tensor that is there.
+template <class Wants>
+Gradients gradients_of(
+    Operator& op, Arguments& call, torch::autograd::variable_list kept, const torch::autograd::variable_list& gradients,
+    Wants wants) {
+    Tensors given;
+    Wanted wanted{};
+    for (size_t i = 0, edge = 0; i < TENSORS; ++i) {
+        given[i] = kept[i].defined() ? &kept[i] : nullptr;
+        if (given[i]) wanted[i] = wants(edge++);
+    }
+    call.set_tensors(given);
+    if (HAS_FORMULA) return {formula(call, gradients[0], kept[TENSORS])};
+    if (SAVED && op.backward && wanted[0] && kept.back().defined() && !c10::GradMode::is_enabled())
+        if (Gradients found = run_backward(op, call, gradients[0], &kept[TENSORS], wanted); found[0].defined()) return found;
+    return torch_backward(call, kept, gradients, wanted);
+}
+
+using Context = torch::autograd::AutogradContext;
+
+// Other operands than tensors, as autograd keeps them. Not in one list: compiled autograd takes no list within another.
+inline void keep_operands(const Operator* op, const Arguments& a, Context& context) {
+    context.saved_data["operator"] = reinterpret_cast<std::int64_t>(op);
+    int number = 0;
+    Arguments::visit(a, [&](const auto& value) {
         using Value = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<Value, Ints>) found.emplace_back(c10::IntArrayRef(value));
-        else if constexpr (std::is_same_v<Value, c10::ScalarType>) found.emplace_back(static_cast<std::int64_t>(value));
-        else found.emplace_back(value);
+        c10::IValue& kept = context.saved_data[std::to_string(number++)];
+        if constexpr (std::is_same_v<Value, Ints>) kept = c10::SymIntArrayRef(value);
+        else if constexpr (std::is_same_v<Value, c10::ScalarType>) kept = static_cast<std::int64_t>(value);
+        else kept = value;
     });
-    return found;
 }
 
-inline void unpack(const c10::ArrayRef<c10::IValue> kept, Arguments& a) {
-    size_t next = 0;
-    a.visit([&](auto& value) {
+inline Operator& kept_operands(Context& context, Arguments& a) {
+    int number = 0;
+    Arguments::visit(a, [&](auto& value) {
         using Value = std::decay_t<decltype(value)>;
-        const c10::IValue& one = kept[next++];
-        if constexpr (std::is_same_v<Value, Ints>) value = Ints(one.toIntVector());
-        else if constexpr (std::is_same_v<Value, c10::ScalarType>) value = static_cast<c10::ScalarType>(one.toInt());
+        const c10::IValue& kept = context.saved_data[std::to_string(number++)];
+        if constexpr (std::is_same_v<Value, Ints>) value = Ints(kept.toSymIntVector());
+        else if constexpr (std::is_same_v<Value, c10::ScalarType>) value = static_cast<c10::ScalarType>(kept.toInt());
         else if constexpr (std::is_same_v<Value, std::optional<c10::ScalarType>>)
-            value = one.isNone() ? Value() : Value(static_cast<c10::ScalarType>(one.toInt()));
-        else if constexpr (std::is_same_v<Value, std::optional<double>>) value = one.toOptional<double>();
-        else if constexpr (std::is_same_v<Value, std::optional<std::int64_t>>) value = one.toOptional<std::int64_t>();
-        else if constexpr (std::is_same_v<Value, double>) value = one.toDouble();
-        else if constexpr (std::is_same_v<Value, bool>) value = one.toBool();
-        else value = one.toInt();
+            value = kept.isNone() ? Value() : Value(static_cast<c10::ScalarType>(kept.toInt()));
+        else if constexpr (std::is_same_v<Value, std::optional<Ints>>)
+            value = kept.isNone() ? Value() : Value(Ints(kept.toSymIntVector()));
+        else value = kept.to<Value>();
     });
+    return *reinterpret_cast<Operator*>(context.saved_data["operator"].toInt());
 }
 
-// A call that records gradients, of which a variant may give the results.
+// A call that records gradients, of which a variant may give the results: one that PyTorch makes a graph of, and what autograd,
+// also when it is compiled, calls for the gradients of any.
 struct Differentiable : torch::autograd::Function<Differentiable> {
-    using Context = torch::autograd::AutogradContext;
-
     template <class... Given>
     static torch::autograd::variable_list forward(Context* context, Operator* op, const Arguments& a, const Given&...) {
         torch::autograd::variable_list kept;
@@ -150,51 +217,119 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
         const at::AutoDispatchBelowADInplaceOrView below;
         const Results found = dispatched(*op, a);
         if (HAS_FORMULA) kept.push_back(found[0]);
+        kept.resize(kept.size() + SAVED);
         context->save_for_backward(kept);
-        context->saved_data["operands"] = c10::ivalue::Tuple::create(packed(a));
+        keep_operands(op, a, *context);
         return {found.begin(), found.end()};
     }
 
     static torch::autograd::variable_list backward(Context* context, const torch::autograd::variable_list& gradients) {
-        torch::autograd::variable_list kept = context->get_saved_variables(), found(2 + TENSORS);
         Arguments a;
-        unpack(context->saved_data["operands"].toTupleRef().elements().asArrayRef(), a);
-        Tensors given;
-        for (size_t i = 0; i < TENSORS; ++i) given[i] = kept[i].defined() ? &kept[i] : nullptr;
-        a.set_tensors(given);
-        if (HAS_FORMULA) {
-            found[2] = formula(a, gradients[0], kept[TENSORS]);
-            return found;
-        }
-        const bool further = c10::GradMode::is_enabled();  // the gradients are to be differentiated, too
-        const at::AutoGradMode recording(true);
-        torch::autograd::variable_list wanted, of;
-        for (size_t i = 0, edge = 0; i < TENSORS; ++i) {  // edges are of tensors that are there
-            if (!given[i] || !context->needs_input_grad(edge++)) continue;
-            // A view: hooks of the tensor run in the outer pass.
-            kept[i] = further ? kept[i].view_as(kept[i]) : kept[i].detach().requires_grad_();
-            wanted.push_back(kept[i]);
-        }
-        const WithoutGil gil;  // compiled autograd holds it, and PyTorch's engine must not be called with it
-        const Results results = originals(a);
-        for (size_t i = 0; i < RESULTS; ++i)
-            if (gradients[i].defined()) of.push_back(results[i]);
-        torch::autograd::variable_list from;
-        for (const Tensor& gradient : gradients)
-            if (gradient.defined()) from.push_back(gradient);
-        const auto each = torch::autograd::grad(of, wanted, from, std::nullopt, further);
-        for (size_t i = 0, edge = 0, next = 0; i < TENSORS; ++i)
-            if (given[i] && context->needs_input_grad(edge++)) found[2 + i] = each[next++];
+        Operator& op = kept_operands(*context, a);
+        const auto wants = [context](size_t edge) { return context->needs_input_grad(edge); };
+        const Gradients each = gradients_of(op, a, context->get_saved_variables(), gradients, wants);
+        torch::autograd::variable_list found(2);  // of the operator and the arguments
+        found.insert(found.end(), each.begin(), each.end());
         return found;
     }
 };
 
 template <size_t... I>
-Results recording(Operator& op, const Arguments& a, std::index_sequence<I...>) {
+Results traced(Operator& op, const Arguments& a, std::index_sequence<I...>) {
     const auto tensors = a.tensors();
     const auto found = Differentiable::apply(&op, a, optional(tensors[I])...);
     Results results;
     std::copy(found.begin(), found.end(), results.begin());
+    return results;
+}
+
+// Calls it with less ado.
+struct Node final : torch::autograd::CppNode<Differentiable> {
+    Operator* op = nullptr;
+    Arguments call;  // whose tensors are kept beside it
+
+    torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+        for (const Tensor& gradient : gradients)
+            if (!gradient.defined()) return CppNode::apply(std::move(gradients));
+        const std::lock_guard<std::mutex> lock(mutex_);
+        auto kept = ctx_.get_saved_variables();
+        const auto wants = [this](size_t edge) { return task_should_compute_output(edge); };
+        Arguments a = call;
+        Gradients found = gradients_of(*op, a, kept, gradients, wants);
+        torch::autograd::variable_list given;
+        for (size_t i = 0; i < TENSORS; ++i)
+            if (kept[i].defined()) given.push_back(std::move(found[i]));
+        return given;
+    }
+};
+
+// `held` keeps it. PyTorch had std::shared_ptr for nodes, and has c10::intrusive_ptr.
+template <class Held, class New = Node>
+New* new_node(Held& held) {
+    if constexpr (std::is_same_v<Held, std::shared_ptr<torch::autograd::Node>>)
+        held = Held(new New(), [](auto* node) { deleteNode(node); });
+    else held = c10::make_intrusive<New>();
+    return static_cast<New*>(held.get());
+}
+
+// Less those that the backward takes, the sizes of a call that gives it.
+inline Problem saving(Problem problem) {
+    for (const size_t i : SAVED_SIZES) problem.words[2 + i] = 1;
+    return problem;
+}
+
+// Whether variants serve both passes of a call, of which `forward` is the first.
+inline bool trains(Operator& op, const Arguments& a, const Problem& problem, const Answer& forward) {
+    const auto tensors = a.tensors();
+    if (!SAVED || !op.backward || !forward.serves() || !tensors[0]->requires_grad()) return false;
+    if (!forward.gives_more && !op.table.find(saving(problem)).serves()) return false;
+    Wanted wanted;
+    for (size_t i = 0; i < TENSORS; ++i) wanted[i] = tensors[i] && tensors[i]->requires_grad();
+    return is_served_backward(op, a, wanted);
+}
+
+// A call that records gradients, served by a variant if such a call is. What Function::apply would do, less what the call does
+// not need: that costs more than the launch.
+inline Results run_recording(Operator& op, const Arguments& a) {
+    const Problem problem = problem_of(a);
+    const Answer answer = op.table.find(problem);
+    const bool both = trains(op, a, problem, answer);
+    if (!answer.serves() || !(both || op.gradients == ALL)) return originals(a);
+    Outputs outputs = run(op.table, a, problem, answer);
+    if (!outputs[0].defined()) return originals(a);
+    if (both && !outputs.back().defined()) {
+        const Problem other = saving(problem);
+        const Answer gives = op.table.find(other);
+        if (gives.serves()) {
+            Outputs more = run(op.table, a, other, gives);
+            std::move(more.begin() + RESULTS, more.end(), outputs.begin() + RESULTS);
+        }
+    }
+    decltype(torch::autograd::Edge::function) held;
+    Node* node = new_node(held);
+    torch::autograd::edge_list edges;
+    torch::autograd::variable_list kept;
+    edges.reserve(TENSORS), kept.reserve(TENSORS + HAS_FORMULA + SAVED);
+    node->is_variable_input_ = {false, false};  // as of Differentiable::apply
+    for (const Tensor* t : a.tensors()) {
+        node->is_variable_input_.push_back(t);
+        if (t) edges.push_back(torch::autograd::impl::gradient_edge(*t));
+        kept.push_back(t ? *t : Tensor());
+    }
+    node->set_ctx_grad_fn(held);
+    node->set_next_edges(std::move(edges));
+    Results results;
+    for (size_t i = 0; i < RESULTS; ++i) {
+        results[i] = outputs[i];
+        node->output_info_.emplace_back(results[i]);
+        torch::autograd::set_history(results[i], held);
+    }
+    if (HAS_FORMULA) kept.push_back(results[0]);
+    kept.insert(kept.end(), outputs.begin() + RESULTS, outputs.end());
+    keep_operands(&op, a, node->ctx_);
+    node->ctx_.save_for_backward(std::move(kept));
+    node->save_variables_to_ctx();
+    node->op = &op, node->call = a;
     return results;
 }
 
@@ -204,10 +339,10 @@ inline Results with_gradients(Operator& op, const Arguments& a) {
         const at::AutoDispatchBelowADInplaceOrView below;
         return dispatched(op, a);
     }
+    if (a.is_symbolic() || wanted_of_dispatcher(all_keys(a)))
+        return op.gradients == ALL ? traced(op, a, std::make_index_sequence<TENSORS>()) : originals(a);
     // What no variant serves is PyTorch's with its own gradients, which need nothing computed twice.
-    if (!wanted_of_dispatcher(all_keys(a)))
-        if (misfit(a) || !op.table.find(problem_of(a)).serves()) return originals(a);
-    return recording(op, a, std::make_index_sequence<TENSORS>());
+    return misfit(a) ? originals(a) : run_recording(op, a);
 }
 
 // Tensors of a call under autocast, in the precision that it has them in.
@@ -237,9 +372,10 @@ inline Results with_autocast(Operator& op, Arguments a) {
 
 // use(a, reason): with autocast seen to; reason: why PyTorch is to do it, or null.
 template <class Use>
-auto prepared(Arguments a, Use use) {
-    const char* reason = misfit(a);
-    if (reason != AUTOCAST || AUTOCAST_CASTS != LOWER) return use(a, reason);
+auto prepared(const Arguments& given, Use use) {
+    const char* reason = misfit(given);
+    if (reason != AUTOCAST || AUTOCAST_CASTS != LOWER) return use(given, reason);
+    Arguments a = given;
     const Cast cast(a);
     const c10::impl::ExcludeDispatchKeyGuard done(c10::autocast_dispatch_keyset);
     return use(a, misfit(a));
@@ -284,8 +420,12 @@ PyObject* explain(Operator& op, PyObject* const* args) {
     if (const char* reason = read(args, a)) return to_text(std::string("PyTorch: ") + reason);
     return to_text(prepared(a, [&op](const Arguments& a, const char* reason) -> std::string {
         if (reason) return std::string("PyTorch: ") + reason;
-        if (any_recorded(a) && !op.gradients) return "PyTorch: gradients are being recorded";
-        return op.table.find(problem_of(a)).in_words();
+        const bool pays = any_recorded(a) && op.gradients != ALL;  // only such are served
+        if (pays && !(op.gradients && op.backward)) return "PyTorch: gradients are being recorded";
+        const Problem problem = problem_of(a);
+        const Answer found = op.table.find(problem);
+        if (pays && found.serves() && !trains(op, a, problem, found)) return "PyTorch: no variant of the backward serves it";
+        return found.in_words();
     }));
 }
 

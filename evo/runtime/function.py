@@ -22,11 +22,11 @@ import torch
 
 from . import frontend as shared
 from .dispatch import Dispatch
-from .expression import WRONG_TYPE, Parameter, in_python, locals_of, strides_in
+from .expression import WRONG_TYPE, Parameter, in_python, locals_of, names_in, strides_in
 from .judged import Judge
-from .native import ALL, NONE, Native
+from .native import ALL, NONE, PAY, Native
 from .native_code import native_code
-from .package import Package
+from .package import BACKWARD, Package
 from .statement import Bound, Function
 
 _ALWAYS = ("also_serve", "build", "explain", "patch", "variants")
@@ -36,6 +36,7 @@ _WRONG = {
     "bool": "type({0}) is not bool",
     "ScalarType": "type({0}) is not _dtype",
     "int[]": "type({0}) not in _SEQUENCES or not {{*map(type, {0})}} <= _INT",
+    "bool[N]": "type({0}) not in _SEQUENCES or [*map(type, {0})] != [bool] * {1}",
     "Tensor": "not isinstance({0}, Tensor)",
 }
 """What is true of an argument of another type."""
@@ -64,6 +65,12 @@ class _Launcher:
     def __init__(self, package: Package, kernel: Any, function: Function, module: ModuleType) -> None:
         self._package, self._module, self._bound = package, module, Bound(function, kernel)
         self._kernel, self._function, self._parameters = kernel, function, function.parameters
+        self._order = [d["name"] for d in package.dimensions]
+        self._backward: Any = None
+        """The module of the package within this one that computes gradients, if there is one that is stated, too."""
+        if package.path(f"{BACKWARD}/manifest.json").is_file():
+            found = import_module(f"{package.name}.{BACKWARD}").frontend
+            self._backward = found if hasattr(found, "BOUND") else None
 
     def fill(self) -> None:
         function, m = self._function, self._module
@@ -75,8 +82,11 @@ class _Launcher:
         file = f"<{m.__name__}, of function.py>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         vars(m).update(shared=shared, torch=torch, PACKAGE=self._package, ORIGINAL=original, ALL=ALL, **_CONSTANTS)
-        vars(m).update(_call=None, _in_graphs=False, _recording=ALL if function.gradient else NONE)
+        recording = ALL if function.gradient else PAY if self._backward is not None else NONE
+        vars(m).update(BOUND=self._bound, _backward=self._backward, _call=None, _in_graphs=False, _recording=recording)
+        self._package.unasked = frozenset(function.saved)
         m.DISPATCH = Dispatch(self._package, m)  # type: ignore[attr-defined]
+        m.DISPATCH.also_serve(more=self._backward is not None)
         exec(compile(text, file, "exec"), vars(m))
         own: FunctionType = getattr(m, function.name)
         own.__doc__ = f"As {function.path or original.__name__}, for every input."
@@ -88,17 +98,19 @@ class _Launcher:
         for name, (parent, _) in function.modules.items():
             path, _, of = parent.rpartition(".")
             theirs = getattr(import_module(path), of)
-            ours = type(name, (theirs,), {"forward": getattr(m, f"_forward_{name}"), "__module__": self._package.name})
+            ours = type(name, (theirs,), {"forward": getattr(m, f"_forward_{name}"), "__module__": m.__name__})
             ours.__doc__ = f"As {parent}: same constructor, parameters and state_dict."
             classes[theirs] = ours
             setattr(m, name, ours)
         judge = Judge(self._package, self._bound, m)
         vars(m).update(exact=judge.exact, comparable=judge.comparable, cases=judge.cases, timed=judge.timed)
         vars(m).update(served_sizes=judge.served_sizes, DATA_DECIDE=function.data_decide)
-        code = native_code(self._bound, self._package)
+        pair = None if self._backward is None else (self._backward.BOUND, self._backward.PACKAGE)
+        code = native_code(self._bound, self._package, pair)
         by_python = None if function.operator else vars(m)["_of_looked_at"]
+        gradients = None if self._backward is None else self._backward.DISPATCH
         m.NATIVE = Native(  # type: ignore[attr-defined]
-            m.DISPATCH, function.name, vars(m)["_fake"], partial(_use, m), source=code, original=by_python
+            m.DISPATCH, function.name, vars(m)["_fake"], partial(_use, m), gradients, source=code, original=by_python
         )
         m.patch = _patch_of(m, function, classes)  # type: ignore[attr-defined]
         m.also_serve, m.build = partial(_also_serve, m), partial(_build, m)  # type: ignore[attr-defined]
@@ -137,14 +149,22 @@ def explain({positional}):
     if NATIVE.explain is not None:
         _found = NATIVE.explain({looked})
         return _found if _found.startswith("PyTorch") else f"{{_found}}, native launcher"
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not _recording):  # the same variant serves calls that record
-        _found = _choose(DISPATCH, {names})
+    _found = _choose(DISPATCH, {names})
+    if _found is RECORDING:
+        _found = _choose_recorded(DISPATCH, {names})
     if isinstance(_found, str):
         return f"PyTorch: {{_found}}"
     return f"{{_found[0].variant}}{{_found[0].how}}, Python launcher\""""
         yield self._choose(positional)
-        yield self._served(positional, names)
-        yield self._record(names)
+        yield self._key(positional)
+        launching, every = [*self._launching()], ", ".join(f"{name}_" for name in self._outputs)
+        chosen = [f"_found = _choose(_table, {names})", "if _found is RECORDING:"]
+        chosen += [f"    return _record(_table, {names})", "if type(_found) is str:", "    return None"]
+        own = ", ".join(f"{name}_" for name in self._bound.results)
+        yield _made_of(f"served(_table, {positional})", *chosen, *launching, f"    return {own}", "return None")
+        # With what the backward takes; the call was chosen.
+        yield _made_of(f"_launch(_found, {names})", *launching, f"    return ({every},)", "return None")
+        yield from self._record(names)
         yield self._compiled(names)
         for name, (given, call) in function.forwards.items():
             yield f"def _forward_{name}(self, {given}):\n    return {call}"
@@ -164,10 +184,9 @@ def explain({positional}):
         for name in function.looked_at:
             parameter = self._parameters[name]
             given = f"{name} is not None and " if parameter.optional else ""
-            wrong = _WRONG[parameter.type].format(name)
-            lines += [f"if {given}({wrong}):", f"    return {WRONG_TYPE[parameter.type].format(name)!r}"]
-            if parameter.type == "int[]":
-                lines.append(f"{name} = tuple({name})")
+            wrong = _WRONG[parameter.kind].format(name, parameter.length)
+            lines += [f"if {given}({wrong}):", f"    return {WRONG_TYPE[parameter.kind].format(name)!r}"]
+        lines += self._settled()
         first = self._bound.first
         for reason, text in self._bound.fits(of_tensors=False).items():
             lines += [f"if not ({in_python(text)}):", f"    return {reason!r}"]
@@ -181,7 +200,7 @@ def explain({positional}):
                 f"    return \"{name} is on another device\"",
                 "_at += _of",
             ]
-        sizes = [self._bound.size(d["name"]) for d in self._package.dimensions]
+        sizes = [*map(self._bound.size, self._order)]
         lines += locals_of([*function.fits.values(), *sizes])
         for reason, text in self._bound.fits(of_tensors=True).items():
             lines += [f"if not ({in_python(text)}):", f"    return {reason!r}"]
@@ -194,43 +213,71 @@ def explain({positional}):
             f"    return f\"nothing was tuned for {{{first}.device.type}}\"",
         ]
         lines += [f"_chosen = _table[(_device, {first}.dtype, {', '.join(map(in_python, sizes))})]"]
-        lines += ["return _chosen if type(_chosen) is str else (_chosen, _at)"]
-        return f"def _choose(_table, {positional}):\n" + "\n".join(f"    {line}" for line in lines)
+        lines.append("return _chosen if type(_chosen) is str else (_chosen, _at)")
+        return _made_of(f"_choose(_table, {positional})", *lines)
 
-    def _served(self, positional: str, names: str) -> str:
-        """The result, launched from Python; None where PyTorch is to do it."""
+    def _settled(self, *texts: str) -> Iterator[str]:
+        """Lines by which sizes that were given in a list or torch.Size are in a tuple: those in some expressions, or all."""
+        used = {name for text in texts for name in names_in(text)} or {*self._parameters}
+        for name, p in self._parameters.items():
+            if p.type == "int[]" and name in used:
+                yield f"{name} = {f'None if {name} is None else ' if p.optional else ''}tuple({name})"
+
+    def _key(self, positional: str) -> str:
+        """The problem of a call, with or without what the backward takes."""
+        sizes = {name: self._bound.size(name) for name in self._order}
+        texts = ("_saved" if name in self._function.saved else in_python(text) for name, text in sizes.items())
+        first = self._bound.first
+        key = f"({first}.get_device() if {first}.is_cuda else -1, {first}.dtype, {', '.join(texts)})"
+        return _made_of(f"_key({positional}, *, _saved=0)", *self._settled(), *locals_of(sizes.values()), f"return {key}")
+
+    @property
+    def _outputs(self) -> Mapping[str, str]:
+        """Form of each output that a call may be asked for, and whether it is, by its name; without a form, it is the
+        output's own."""
+        return {**self._bound.results, **dict.fromkeys(self._function.saved, "")}
+
+    @property
+    def _conditions(self) -> list[str]:
+        """The expressions for whether optional results are asked for."""
+        return [self._bound.size(name) for name in self._bound.results if self._bound.is_optional(name)]
+
+    def _is_asked(self, output: str) -> str:
+        """An expression for whether an optional output is asked for; empty for one that always is."""
+        if not self._bound.is_optional(output):
+            return ""
+        saved = f"_chosen.variant.sizes[{output!r}]"
+        return saved if output in self._function.saved else in_python(self._bound.size(output))
+
+    def _launching(self) -> Iterator[str]:
+        """Lines that end with the condition that a call which was found has been launched."""
         function, bound, arguments = self._function, self._bound, self._kernel.arguments
-        lines = [
-            f"_found = _choose(_table, {names})",
-            "if _found is RECORDING:",
-            f"    return _record(_table, {names}) if _recording else None",
-            "if type(_found) is str:",
-            "    return None",
-            f"_chosen, ({''.join(f'at_{name}, ' for name in (*bound.together, *bound.apart))}) = _found",
-        ]
-        for name in (argument for of, argument in bound.inputs.items() if bound.is_gathered(of)):
-            if not any(f"{name}.is_contiguous()" in text for text in function.fits.values()):
-                given = f"{name} is not None and " if self._parameters[name].optional else ""
-                # PyTorch's own kernels copy it, too.
-                lines += [f"if {given}not {name}.is_contiguous():", f"    {name} = {name}.contiguous()"]
-                lines += [f"    at_{name} = {name}.data_ptr()"]
+        yield f"_chosen, ({''.join(f'at_{name}, ' for name in (*bound.together, *bound.apart))}) = _found"
+        for name in (argument for of, argument in bound.inputs.items() if bound.is_made_dense(of)):
+            given = f"{name} is not None and " if self._parameters[name].optional else ""
+            yield f"if {given}not {name}.is_contiguous():"  # PyTorch's own kernels copy it, too
+            yield f"    {name} = {name}.contiguous()"
+            yield f"    at_{name} = {name}.data_ptr()"
+        outputs = {a.name: a for a in arguments if a.name in self._outputs}
         passed = {name for a in arguments for name in (a.name, *a.fields)}
         numbers = [bound.number(name) for name in self._kernel.options if name in passed]
-        shapes = [text for text in bound.results.values() if text not in self._parameters]
-        lines += locals_of([*numbers, *function.expanded.values(), *shapes])
-        for output, form in bound.results.items():
-            lines.append(f"{output}_ = {self._made(next(a for a in arguments if a.name == output), form)}")
+        shapes = [text for text in bound.results.values() if text not in function.given_tensors]
+        texts = [*numbers, *function.expanded.values(), *shapes, *self._conditions]
+        yield from self._settled(*texts)
+        yield from locals_of(texts)
+        for output, form in self._outputs.items():
+            made, asked_for = self._made(outputs[output], form), self._is_asked(output)
+            yield f"{output}_ = {made}{f' if {asked_for} else None' if asked_for else ''}"
         if any(a.kind == "workspace" for a in arguments):
-            lines += [f"_held = workspace(_chosen, {bound.first})", "_memory = [t.data_ptr() for t in _held]"]
+            yield f"_held = workspace(_chosen, {bound.first})"
+            yield "_memory = [t.data_ptr() for t in _held]"
         for tensor in bound.strided:
             name, axes = bound.inputs.get(tensor, f"{tensor}_"), 1 + max(self._axes_of(tensor))
             whole = f".expand({in_python(function.expanded[name])})" if name in function.expanded else ""
-            lines.append(f"stride_{tensor} = {(0,) * axes} if {name} is None else {name}{whole}.stride()")
+            yield f"stride_{tensor} = {(0,) * axes} if {name} is None else {name}{whole}.stride()"
         # A mode that went unnoticed might have made a result something else than a plain tensor.
-        plain = " and ".join(f"type({output}_) is Tensor" for output in bound.results)
-        found = ", ".join(f"{output}_" for output in bound.results)
-        lines += [f"if {plain} and _chosen({', '.join(self._values())}):", f"    return {found}", "return None"]
-        return f"def served(_table, {positional}):\n" + "\n".join(f"    {line}" for line in lines)
+        plain = " and ".join(f"type({output}_) is Tensor" for output in bound.results if not bound.is_optional(output))
+        yield f"if {plain} and _chosen({', '.join(self._values())}):"
 
     def _axes_of(self, tensor: str) -> Iterator[int]:
         for a in self._kernel.arguments:
@@ -240,7 +287,10 @@ def explain({positional}):
     def _made(self, argument: Any, form: str) -> str:
         first = self._bound.first
         more = f", dtype={in_python(self._bound.dtype(argument))}" if argument.dtype != "problem" else ""
-        if form in self._parameters:
+        if not form:
+            sizes = "".join(f"_chosen.sizes[{self._order.index(name)}], " for name in argument.shape)
+            return f"{first}.new_empty(({sizes}){more})"
+        if form in self._function.given_tensors:
             dense = "" if argument.name in self._bound.strided else ", memory_format=_CONTIGUOUS"
             return f"_empty_like({form}{more}{dense})"
         return f"{first}.new_empty({in_python(form)}{more})"
@@ -248,13 +298,13 @@ def explain({positional}):
     def _values(self) -> Iterator[str]:
         """What the entry point is called with, in order."""
         bound, number = self._bound, 0
-        order = [d["name"] for d in self._package.dimensions]
-        values = {name: f"_chosen.sizes[{place}]" for place, name in enumerate(order)}
+        values = {name: f"_chosen.sizes[{place}]" for place, name in enumerate(self._order)}
         for a in self._kernel.arguments:
             if a.kind == "input":
                 values[a.name] = f"at_{bound.inputs[a.name]}" if a.name in bound.inputs else "0"
             elif a.kind == "output":
-                values[a.name] = f"{a.name}_.data_ptr()" if a.name in bound.results else "0"
+                there = f"0 if {a.name}_ is None else " if bound.is_optional(a.name) else ""
+                values[a.name] = f"{there}{a.name}_.data_ptr()" if a.name in self._outputs else "0"
             elif a.kind == "workspace":
                 values[a.name] = f"_memory[{number}]"
                 number += 1
@@ -267,44 +317,87 @@ def explain({positional}):
             else:
                 yield values.get(a.name) or in_python(bound.number(a.name))
 
-    def _operands(self) -> Iterator[tuple[str, Parameter]]:
-        return ((name, self._parameters[name]) for name in self._function.operands)
-
-    def _record(self, names: str) -> str:
-        """A call that records gradients."""
+    def _record(self, names: str) -> Iterator[str]:
+        """A call that records gradients, and how it is chosen: as one that records none."""
         function, tensors = self._function, ", ".join(self._function.given_tensors)
+        pays = list[str]()
+        run = [f"_own = _launch(_found, {names})", "if _own is None:", f"    _own = _original({names})"]
+        run += [f"    return {'_own, _own' if function.gradient else '_own,' + ' None,' * len(function.saved)}"]
+        results, saved = len(self._bound.results), len(function.saved)
+        result = "_own[0]" if results == 1 else f"_own[:{results}]"
+        gradients = [f"return shared.derive(lambda {tensors}: _original({names}), gradient, _tensors, _wanted)"]
         if function.gradient:
             wanted = ", ".join(["torch.ops." + in_python(function.gradient), *["None"] * (len(function.given_tensors) - 1)])
-            kept, gradients = "_own, _own", [f"({tensors},), (result,) = _tensors, _kept", f"return ({wanted},)"]
+            run.append("return _own[0], _own[0]")
+            gradients = [f"({tensors},), (result,) = _tensors, _kept", f"return ({wanted},)"]
+        elif self._backward is None:
+            run.append(f"return ({result}{', None' * saved},)")
         else:
-            kept = "_own,"
-            gradients = [f"return shared.derive(lambda {tensors}: _original({names}), gradient, _tensors, _wanted)"]
-        lines = [
+            backward: Bound = self._backward.BOUND
+            passed = self._bound.passed_to(backward).values()
+            of = {"gradient": self._bound.first, "wanted": "_wanted"} | dict.fromkeys(function.saved, "None")
+            yield _made_of(
+                f"_saving(_table, _chosen, {names})",
+                f"if not {self._bound.first}.requires_grad:",
+                "    return None",
+                f"_wanted = [t is not None and t.requires_grad for t in ({tensors},)]",
+                f"if type(_backward.DISPATCH[_backward._key({', '.join(of.get(name, name) for name in passed)})]) is str:",
+                "    return None",
+                f"if {' and '.join(self._is_asked(name) for name in function.saved)}:",
+                "    return _chosen",
+                f"_other = _table[_key({names}, _saved=1)]",
+                "return None if type(_other) is str else _other",
+            )
+            pays = [
+                f"if _saving(_table, _found[0], {names}) is None:",
+                '    return "no variant of the backward serves it"',
+            ]
+            run += [
+                f"_saves = None if _own[-1] is not None else _saving(_table, _found[0], {names})",
+                f"_other = None if _saves is None else _launch((_saves, _found[1]), {names})",
+                f"return ({result}, *(_own if _other is None else _other)[{results}:])",
+            ]
+            own = {"wanted": "_wanted"}
+            gradients = [
+                f"({tensors},), ({', '.join(function.saved)},) = _tensors, _kept",
+                f"if {function.saved[-1]} is not None and _wanted[0] and not torch.is_grad_enabled():",
+                f"    _own = _backward.served(_backward.DISPATCH, {', '.join(own.get(n, n) for n in passed)})",
+                "    if _own is not None:",
+                "        return _own",
+                *gradients,
+            ]
+        yield _made_of(
+            f"_choose_recorded(_table, {names})",
+            "if not _recording:",
+            "    return RECORDING",
             "with torch.no_grad():",
-            f"    if type(_choose(_table, {names})) is str:",
-            "        return None",
-            "def _run():",
-            f"    _own = served(_table, {names})",
-            f"    _own = _original({names}) if _own is None else _own",
-            f"    return {kept}",
-            "def _gradients(gradient, _kept, _tensors, _wanted):",
-            *(f"    {line}" for line in gradients),
+            f"    _found = _choose(_table, {names})",
+            *(["if type(_found) is str or _recording == ALL:", "    return _found", *pays] if pays else []),
+            "return _found",
+        )
+        yield _made_of(
+            f"_record(_table, {names})",
+            f"_found = _choose_recorded(_table, {names})",
+            "if type(_found) is str:",
+            "    return None",
+            *("def _run():", *(f"    {line}" for line in run)),
+            *("def _gradients(gradient, _kept, _tensors, _wanted):", *(f"    {line}" for line in gradients)),
             f"return shared.Recorded.apply(_run, _gradients, {tensors})",
-        ]
-        return f"def _record(_table, {names}):\n" + "\n".join(f"    {line}" for line in lines)
+        )
 
     def _compiled(self, names: str) -> str:
         """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs; None:
         PyTorch's operation. And what the operator gives for tensors without data."""
         function, first = self._function, self._bound.first
         asked = [text for text in function.fits.values() if not _concerns_memory(text)]
-        fixed = sorted({name for v in self._package.variants for name in v.fixed})
+        fixed = sorted({name for v in self._package.variants for name in v.fixed} - {*function.saved})
         sizes = {name: self._bound.size(name) for name in fixed}
-        lines = ["if not _in_graphs or NATIVE.operator is None:", "    return None"]
+        lines = ["if not _in_graphs or NATIVE.operator is None:", "    return None", *self._settled()]
         lines += locals_of([*asked, *sizes.values()])
         if not function.gradient:
             recorded = " or ".join(f"({n} is not None and {n}.requires_grad)" for n in function.given_tensors)
-            lines += [f"if not _recording and torch.is_grad_enabled() and ({recorded}):", "    return None"]
+            # Of calls that record gradients, which variants serve both passes is known where they are eager.
+            lines += [f"if _recording != ALL and torch.is_grad_enabled() and ({recorded}):", "    return None"]
         lines += [f"if not ({in_python(text)}):\n        return None" for text in asked]
         of = ", ".join(f"{name!r}: {in_python(text)}" for name, text in sizes.items())
         lines += [
@@ -312,10 +405,19 @@ def explain({positional}):
             f"    return NATIVE.operator({', '.join(function.operands)})",
             "return None",
         ]
-        made = [self._made(a, self._bound.results[a.name]) for a in self._kernel.outputs() if a.name in self._bound.results]
-        heads = ", ".join(n if not p.optional and p.default is None else f"{n}=None" for n, p in self._operands())
-        fake = f"def _fake({heads}):\n    return {', '.join(made)}"
-        return f"def _compiled({names}):\n" + "\n".join(f"    {line}" for line in lines) + f"\n\n{fake}"
+        made = list[str]()
+        for a in (a for name in self._bound.results for a in self._kernel.arguments if a.name == name):
+            asked_for = self._is_asked(a.name)
+            made.append(self._made(a, self._bound.results[a.name]) + (f" if {asked_for} else None" if asked_for else ""))
+        heads = ", ".join(f"{name}=None" for name in self._function.operands)
+        shapes = [text for text in self._bound.results.values() if text not in self._function.given_tensors]
+        fake = _made_of(f"_fake({heads})", *locals_of([*shapes, *self._conditions]), f"return {', '.join(made)}")
+        return _made_of(f"_compiled({names})", *lines) + f"\n\n{fake}"
+
+
+def _made_of(head: str, *lines: str) -> str:
+    """A function's text."""
+    return "\n".join([f"def {head}:", *(f"    {line}" for line in lines)])
 
 
 def _concerns_memory(text: str) -> bool:
@@ -372,9 +474,10 @@ def _also_serve(
 ) -> None:
     """What else variants serve; None leaves it as it is.
 
-    gradients: calls that record gradients, which then have the same results as those that record none. On at first where
-    the kernel states how the gradient follows from the result. Else off: the forward pass is then a variant's, and for the
-    backward pass PyTorch computes its own forward pass again and differentiates it.
+    gradients: calls that record gradients, which have the same results as those that record none. True: all; where no
+    variant of the backward serves, PyTorch computes its own forward pass again and differentiates it. False: none. At first
+    all where the kernel states how the gradient follows from the result; those of which variants serve both passes where the
+    package holds the backward kernel; else none.
     compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
     stands as one operation that nothing is fused with, in place of code that the compiler writes.
     untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met, and compared
@@ -386,9 +489,11 @@ def _also_serve(
     if gradients is not None:
         module._recording = ALL if gradients else NONE
         module.NATIVE.serve_gradients(module._recording)
+        module.DISPATCH.also_serve(more=gradients and module._backward is not None)
     if compiled is not None:
         module._in_graphs = compiled
-    module.DISPATCH.also_serve(untuned=untuned, slower=slower, measure=measure)
+    for served in (module, *([] if module._backward is None else [module._backward])):
+        served.DISPATCH.also_serve(untuned=untuned, slower=slower, measure=measure)
 
 
 def _patch_of(module: Any, function: Function, classes: Mapping[type, type]) -> Any:

@@ -116,10 +116,12 @@ class Judge:
         return args if same and self._asks_for_the_same(workload) else None
 
     def _asks_for_the_same(self, workload: Any) -> bool:
-        """Whether the function has a result for each output that a problem asks for, and an argument for each input."""
-        wanted = {a.name for a in self._kernel.outputs(workload)}
+        """Whether the function has a result for each output that a problem asks for, but for what its backward takes, and an
+        argument for each input."""
+        wanted = {a.name for a in self._kernel.outputs(workload)} - {*self._function.saved}
+        needed = {name for name in self._bound.results if not self._bound.is_optional(name)}
         given = {a.name for a in self._kernel.arguments if a.kind == "input" and a.optional and workload.option(a.name)}
-        return wanted == {*self._bound.results} and given <= {*self._function.tensors}
+        return needed <= wanted <= {*self._bound.results} and given <= {*self._function.tensors}
 
     def _same_problem(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
         return bool(self._problem_of(one) == self._problem_of(other))
@@ -128,36 +130,51 @@ class Judge:
 
     def exact(self, *args: Any) -> Any:
         """The kernel's reference of float64 copies, for a call that is one of its problems; else PyTorch's own result."""
-        function, found = self._function, []
         if isinstance(self._module._choose(_Anything(), *args), str):
             own = self._module._original(*args)
             return own.double() if isinstance(own, Tensor) and own.is_floating_point() else own
+        inputs, workload = self._problem(args)
+        wide = {k: t.double() if t is not None and t.is_floating_point() else t for k, t in inputs.items()}
+        return self._results(self._kernel.reference(wide, workload), workload, args)
+
+    def comparable(self, *args: Any) -> Any:
+        """The result whose error ours may be twice: PyTorch's, or where it has no such function, the kernel's `same_dtype`.
+        They are given aligned copies, since from other tensors some of PyTorch's own kernels compute wrong results."""
+        args = tuple(t.clone() if isinstance(t, Tensor) and t.data_ptr() % 16 else t for t in args)
+        own, same_dtype = self._module._original(*args), self._kernel.same_dtype
+        if self._function.path or same_dtype is None or isinstance(self._module._choose(_Anything(), *args), str):
+            return own
+        inputs, workload = self._problem(args)
+        found = self._results(same_dtype(inputs, workload), workload, args)
+        if isinstance(own, Tensor):
+            return found.to(own.dtype)
+        return tuple(None if t is None else t.to(like.dtype) for t, like in zip(found, own, strict=True))
+
+    def _problem(self, args: tuple[Any, ...]) -> tuple[dict[str, Tensor | None], Any]:
+        """The kernel's inputs and the workload of a call."""
+        function, inputs = self._function, dict[str, Tensor | None]()
         given = dict(zip(self._parameters, args, strict=True))
         sizes, options = self._problem_of(args)
-        inputs = dict[str, Tensor | None]()
         for a in self._kernel.arguments:
             if a.kind == "input":
                 t = given[function.tensors[a.name]] if a.name in function.tensors else None
-                t = t.double() if t is not None and t.is_floating_point() else t
                 if t is not None and (whole := function.expanded.get(function.tensors[a.name])):
                     t = t.expand(self._value(whole, args))
                 inputs[a.name] = t.reshape([sizes[n] for n in a.shape]) if t is not None and a.shape else t
         dtype = given[self._bound.first].dtype
         workload = self._workload(sizes, dtype)
         every = {**dict(workload.options), **options}
-        workload = type(workload).of(sizes, workload.dtype, {n: every[n] for n in self._kernel.options})
-        outputs = self._kernel.reference(inputs, workload)
-        outputs = {next(iter(self._bound.results)): outputs} if isinstance(outputs, Tensor) else outputs
-        for name, form in self._bound.results.items():
-            like = given.get(form)
-            found.append(outputs[name].reshape(like.shape if like is not None else self._value(form, args)))
-        return found[0] if len(found) == 1 else tuple(found)
+        return inputs, type(workload).of(sizes, workload.dtype, {n: every[n] for n in self._kernel.options})
 
-    def comparable(self, *args: Any) -> Any:
-        """PyTorch's result, whose error ours may be twice: of aligned copies, since from other tensors some of PyTorch's
-        own kernels compute wrong results."""
-        copied = (t.clone() if isinstance(t, Tensor) and t.data_ptr() % 16 else t for t in args)
-        return self._module._original(*copied)
+    def _results(self, outputs: Any, workload: Any, args: tuple[Any, ...]) -> Any:
+        """Outputs of the kernel in the form of the function's results."""
+        outputs = {next(iter(self._bound.results)): outputs} if isinstance(outputs, Tensor) else outputs
+        given, found = dict(zip(self._parameters, args, strict=True)), list[Tensor | None]()
+        asked = {a.name for a in self._kernel.outputs(workload)}
+        for name, form in self._bound.results.items():
+            shape = given[form].shape if form in self._function.given_tensors else self._value(form, args)
+            found.append(outputs[name].reshape(shape) if name in asked else None)
+        return found[0] if len(found) == 1 else tuple(found)
 
     def _value(self, expression: str, args: tuple[Any, ...]) -> Any:
         return _compiled(self._function, {"value": expression})(*args)["value"]

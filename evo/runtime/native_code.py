@@ -24,7 +24,7 @@ _FIELDS = {
     "bool": "bool",
     "ScalarType": "c10::ScalarType",
 }
-_OPERANDS = {"Tensor": "const Tensor&", "int[]": "c10::IntArrayRef"}
+_OPERANDS = {"Tensor": "const Tensor&", "int[]": "c10::SymIntArrayRef"}
 _SCALARS = {"int64": "std::int64_t", "int32": "std::int32_t", "float32": "float", "float64": "double"}
 
 _FIELD_TYPES = {
@@ -43,15 +43,17 @@ def _fields_of(layout: str) -> Iterator[tuple[str, int]]:
                 yield code, struct.calcsize(before) - struct.calcsize(code)
 
 
-def native_code(bound: Bound, package: Package) -> str:
-    """The source of the launcher. Raises CodeError for an expression that has no translation."""
-    return "\n".join(_Writer(bound, package).parts())
+def native_code(bound: Bound, package: Package, backward: tuple[Bound, Package] | None = None) -> str:
+    """The source of the launcher. backward: of the package within this one, which computes gradients. Raises CodeError for
+    an expression that has no translation."""
+    return "\n".join(_Writer(bound, package, None if backward is None else _Writer(*backward)).parts())
 
 
 class _Writer:
-    def __init__(self, bound: Bound, package: Package) -> None:
+    def __init__(self, bound: Bound, package: Package, backward: _Writer | None = None) -> None:
         function = bound.function
         self._bound, self._package, self._function, self._kernel = bound, package, function, bound.kernel
+        self._backward, self._order = backward, [d["name"] for d in package.dimensions]
         self._read = {name: function.parameters[name] for name in function.looked_at}
         self._operands = {name: self._read[name] for name in function.operands if name in self._read}
         self._tensors, self._first, self._results = function.given_tensors, bound.first, bound.results
@@ -59,6 +61,7 @@ class _Writer:
 
     def _find_schema(self) -> Mapping[str, bool] | None:
         """Whether PyTorch's operator takes None, by argument of the function; None without an operator."""
+        self._suffix = ""
         if not self._function.operator:
             return None
         name, passed = operator_call(self._function.operator)
@@ -72,6 +75,7 @@ class _Writer:
             ]
             own = [self._function.parameters[n].type if n in self._function.parameters else "" for n in names]
             if len(types) == len(names) and all(_alike(one, t) for one, t in zip(own, types, strict=True)):
+                self._suffix = "_symint" if "SymInt" in str(overload) else ""
                 return {n: str(t).startswith("Optional") for n, t in zip(names, types, strict=True)}
         raise ValueError(f"operator {self._function.operator!r} of the function is none of PyTorch's")
 
@@ -83,7 +87,15 @@ class _Writer:
         yield "#include <ATen/Context.h>\n#include <ATen/ExpandUtils.h>"
         yield from (f"#include <ATen/ops/{name}.h>" for name in self._headers())
         yield '#include "runtime/call.h"\n\nnamespace {\n'
+        yield from self._struct()
         yield from self._arguments()
+        if self._backward is not None:
+            yield "namespace backward {\n"
+            yield from self._backward._struct()
+            yield from self._backward._misfit()
+            yield from self._backward._problem()
+            yield from self._backward._launching()
+            yield "}  // namespace backward\n"
         yield "}  // namespace\n"
         yield '#include "runtime/function.h"\n\nnamespace {\n'
         yield from self._reading()
@@ -91,6 +103,7 @@ class _Writer:
         yield from self._problem()
         yield from self._launching()
         yield from self._originals()
+        yield from self._pairing()
         yield from self._operator()
         yield "}  // namespace"
 
@@ -101,10 +114,10 @@ class _Writer:
         yield from ("empty", "empty_like")
 
     def _field(self, parameter: Parameter) -> str:
-        kind = _FIELDS[parameter.type]
+        kind = _FIELDS.get(parameter.type) or f"std::array<bool, {parameter.length}>"
         return f"std::optional<{kind}>" if parameter.optional and parameter.type != "Tensor" else kind
 
-    def _arguments(self) -> Iterator[str]:
+    def _struct(self) -> Iterator[str]:
         yield "// Of a call. Tensors that are not there are null."
         yield "struct Arguments {"
         yield from (f"    {self._field(p)} {n}_{{}};" for n, p in self._read.items())
@@ -114,11 +127,17 @@ class _Writer:
         yield from (f"        {name}_ = given[{i}];" for i, name in enumerate(self._tensors))
         yield "    }"
         others = [n for n, p in self._operands.items() if p.type != "Tensor"]
-        yield "    template <class Visit> void visit(Visit visit) {"
-        yield from (f"        visit({name}_);" for name in others)
-        yield "    }\n};"
+        yield "    template <class Self, class Visit> static void visit(Self& a, Visit visit) {"
+        yield from (f"        visit(a.{name}_);" for name in others)
+        yield "    }"
+        symbolic = " || ".join(f"::is_symbolic({n}_)" for n, p in self._read.items() if p.type == "int[]")
+        yield f"    bool is_symbolic() const {{ return {symbolic or 'false'}; }}\n}};"
+
+    def _arguments(self) -> Iterator[str]:
+        saved = [str(self._order.index(name)) for name in self._function.saved]
         yield f"const Py_ssize_t ARGUMENTS = {len(self._read)};"
-        yield f"constexpr size_t RESULTS = {len(self._results)};"
+        yield f"constexpr size_t RESULTS = {len(self._results)}, SAVED = {len(saved)};"
+        yield f"constexpr std::array<size_t, SAVED> SAVED_SIZES = {{{', '.join(saved)}}};"
         yield f"const bool HAS_FORMULA = {str(bool(self._function.gradient)).lower()};"
         yield f"const bool HAS_OPERATOR = {str(bool(self._function.operator)).lower()};"
         casts = {"original": "ORIGINALS", "lower": "LOWER", "float32": "FLOAT32"}[self._function.autocast]
@@ -133,9 +152,10 @@ class _Writer:
 
     def _declared(self, p: Parameter) -> str:
         """A parameter of the operator, in PyTorch's notation."""
+        kind = "SymInt[]" if p.type == "int[]" else p.type
         if not p.optional or self._is_optional(p):
-            return f"{p.type}{'?' * p.optional} {p.name}" + (f"={p.default}" if p.default is not None else "")
-        return f"{p.type} {p.name}"
+            return f"{kind}{'?' * p.optional} {p.name}" + (f"={p.default}" if p.default is not None else "")
+        return f"{kind} {p.name}"
 
     def _is_optional(self, p: Parameter) -> bool:
         return p.optional and (self._schema is None or self._schema[p.name])
@@ -143,7 +163,7 @@ class _Writer:
     def _operand_type(self, p: Parameter) -> str:
         if p.type == "Tensor":
             return "const std::optional<Tensor>&" if self._is_optional(p) else "const Tensor&"
-        kind = _OPERANDS.get(p.type, _FIELDS[p.type])
+        kind = _OPERANDS.get(p.type) or self._field(p._replace(optional=False))
         return f"std::optional<{kind}>" if self._is_optional(p) else kind
 
     def _reading(self) -> Iterator[str]:
@@ -155,12 +175,14 @@ class _Writer:
             if p.type == "Tensor":
                 yield f"    if ({given}!(a.{name}_ = plain_tensor(args[{i}]))) return NO_PLAIN_TENSOR;"
             else:
-                yield f"    if ({given}!read_as(args[{i}], a.{name}_)) return \"{WRONG_TYPE[p.type].format(name)}\";"
+                yield f"    if ({given}!read_as(args[{i}], a.{name}_)) return \"{WRONG_TYPE[p.kind].format(name)}\";"
         yield "    return nullptr;\n}\n"
 
     def _misfit(self) -> Iterator[str]:
         yield "// Why no variant can serve, whichever there are; null if one may. Gradients may be recorded."
         yield "const char* misfit(const Arguments& a) {"
+        if any(p.type == "int[]" for p in self._read.values()):
+            yield "    if (a.is_symbolic()) return \"a graph is being made for any size\";"
         for reason, text in self._bound.fits(of_tensors=False).items():
             yield f"    if (!({in_cpp(text, self._read)})) return \"{reason}\";"
         together = ", ".join(f"a.{name}_" for name in self._bound.together)
@@ -183,19 +205,27 @@ class _Writer:
 
     def _launching(self) -> Iterator[str]:
         bound, arguments = self._bound, self._kernel.arguments
-        yield "// The results; undefined where the launch failed. Records no gradient."
-        yield "Results run(Operator& op, const Arguments& a, const Problem& problem, const Answer& answer) {"
+        outputs = [*self._results, *self._function.saved]
+        asked = "what the backward takes where it is asked for"
+        yield f"// The results, and {asked}; undefined where the launch failed. Records no gradient."
+        head = "Table& table, const Arguments& a, const Problem& problem, const Answer& answer"
+        yield f"std::array<Tensor, {len(outputs)}> run({head}) {{"
         yield "    const at::AutoDispatchBelowADInplaceOrView below;"
         for of, name in bound.inputs.items():
-            if bound.is_gathered(of):  # PyTorch's own kernels copy it, too
+            if bound.is_made_dense(of):  # PyTorch's own kernels copy it, too
                 dense = f"a.{name}_->contiguous()"
                 dense = f"a.{name}_ ? {dense} : Tensor()" if self._read[name].optional else dense
                 yield f"    const Tensor in_{of} = {dense};"
             if name in self._function.expanded:
                 whole = in_cpp(self._function.expanded[name], self._read)
                 yield f"    const auto stride_{of} = expanded_strides(a.{name}_, {whole});"
-        for output, form in bound.results.items():
-            yield f"    Tensor out_{output} = {self._made(next(a for a in arguments if a.name == output), form)};"
+        for output in outputs:
+            made = self._made(next(a for a in arguments if a.name == output), bound.results.get(output, ""))
+            if output in self._function.saved:
+                made = f"answer.gives_more || problem.sizes()[{self._order.index(output)}] ? {made} : Tensor()"
+            elif bound.is_optional(output):
+                made = f"{in_cpp(bound.size(output), self._read)} ? {made} : Tensor()"
+            yield f"    Tensor out_{output} = {made};"
         if any(a.kind == "workspace" for a in arguments):
             yield f"    const Workspace memory(answer, problem, a.{self._first}_->options());"
         number, values, numbers = 0, list[str](), list[str]()
@@ -208,10 +238,10 @@ class _Writer:
                 text = "nullptr"
                 if (given := bound.inputs.get(a.name)) is not None:
                     there = f"a.{given}_ ? a.{given}_->const_data_ptr() : nullptr"
-                    text = f"address_of(in_{a.name})" if bound.is_gathered(a.name) else there
+                    text = f"address_of(in_{a.name})" if bound.is_made_dense(a.name) else there
                 yield f"    const void* p_{a.name} = {text};"
             elif a.kind == "output":
-                text = f"out_{a.name}.mutable_data_ptr()" if a.name in self._results else "nullptr"
+                text = f"memory_of(out_{a.name})" if a.name in outputs else "nullptr"
                 yield f"    void* p_{a.name} = {text};"
             elif a.kind == "workspace":
                 yield f"    void* p_{a.name} = memory[{number}];"
@@ -222,17 +252,17 @@ class _Writer:
         yield "    const auto launched = [&](auto opmath) {"
         yield "        using Opmath [[maybe_unused]] = decltype(opmath);"
         yield from (*numbers, *structures)
-        yield f"        return op.table.run(answer, problem, {', '.join(values)});\n    }};"
+        yield f"        return table.run(answer, problem, {', '.join(values)});\n    }};"
         yield f"    const bool wide = a.{self._first}_->scalar_type() == at::kDouble;"
         yield f"    if (!({'wide ? launched(double()) : ' if self._has_opmath() else ''}launched(float()))) return {{}};"
-        yield f"    return {{{', '.join(f'out_{output}' for output in self._results)}}};\n}}\n"
+        yield f"    return {{{', '.join(f'out_{output}' for output in outputs)}}};\n}}\n"
 
     def _has_opmath(self) -> bool:
         return any(a.kind == "scalar" and a.dtype == "opmath" for a in self._kernel.arguments)
 
     def _structure(self, a: Any) -> Iterator[str]:
         """Lines that fill it, behind the other arguments."""
-        order = [d["name"] for d in self._package.dimensions]
+        order = self._order
         others = {b.name: b.kind for b in self._kernel.arguments}
         yield f"        Structure<{a.size_bytes}, {a.alignment}> p_{a.name};"
         for name, (code, place) in zip(a.fields, _fields_of(a.layout), strict=True):
@@ -245,7 +275,7 @@ class _Writer:
             yield f"        p_{a.name}.put({place}, static_cast<{_FIELD_TYPES[code]}>({value}));"
 
     def _scalar(self, a: Any) -> str:
-        order = [d["name"] for d in self._package.dimensions]
+        order = self._order
         if a.stride_of is not None:
             tensor, axis = a.stride_of
             if tensor in self._results:
@@ -260,7 +290,10 @@ class _Writer:
 
     def _made(self, argument: Any, form: str) -> str:
         options = f"a.{self._first}_->options().dtype({in_cpp(self._bound.dtype(argument), self._read)})"
-        if form in self._function.parameters:
+        if not form:
+            sizes = ", ".join(f"problem.words[{2 + self._order.index(name)}]" for name in argument.shape)
+            return f"at::empty({{{sizes}}}, {options})"
+        if form in self._function.given_tensors:
             strided = argument.name in self._bound.strided
             return f"at::empty_like(*a.{form}_)" if strided else f"at::empty(a.{form}_->sizes(), {options})"
         return f"at::empty({in_cpp(form, self._read)}, {options})"
@@ -276,18 +309,46 @@ class _Writer:
             taken += [f"!a.{n}_" if p.optional else "false" for n, p in self._read.items() if n not in self._operands]
             yield f"bool is_complete(const Arguments& a) {{ return {' && '.join(taken) or 'true'}; }}"
             yield "Results originals(const Arguments& a) {"
-            yield f"    return many({self._at(self._function.operator)});\n}}\n"
+            yield f"    return many({self._at(self._function.operator, self._suffix)});\n}}\n"
         yield "// A result in the memory layout that the module's _fake promises."
         yield "Tensor as_promised(const Arguments& a, size_t number, const Tensor& result) {"
         for i, (output, form) in enumerate(self._results.items()):
-            if output in self._bound.strided and form in self._function.parameters:
+            if output in self._bound.strided and form in self._function.given_tensors:
                 yield f"    if (number == {i}) return like(result, at::empty_like(*a.{form}_));"
         yield "    return result.contiguous();\n}\n"
         yield "// The gradient of the first tensor, which PyTorch's operator gives."
         yield "Tensor formula(const Arguments& a, const Tensor& gradient, const Tensor& result) {"
         yield f"    return {self._at(self._function.gradient) if self._function.gradient else 'Tensor()'};\n}}\n"
 
-    def _at(self, text: str) -> str:
+    def _pairing(self) -> Iterator[str]:
+        """The calls of the backward's function, whose gradient has the form of the first tensor."""
+        takes = "Operator&, const Arguments&, const Tensor&, const Tensor*, const Wanted&"
+        if self._backward is None:
+            yield "bool is_served_backward(Operator&, const Arguments&, const Wanted&) { return false; }"
+            yield f"Gradients run_backward({takes}) {{ return {{}}; }}\n"
+            return
+        heads = [
+            "bool is_served_backward(Operator& op, const Arguments& a, const Wanted& wanted)",
+            "Gradients run_backward(\n    Operator& op, const Arguments& a, const Tensor& gradient, const Tensor* saved,"
+            " const Wanted& wanted)",
+        ]
+        passed = self._bound.passed_to(self._backward._bound)
+        at_first = {"gradient": f"a.{self._first}_", "wanted": "wanted"} | dict.fromkeys(self._function.saved, "nullptr")
+        later = {n: f"&saved[{i}]" for i, n in enumerate(self._function.saved)}
+        later |= {"gradient": "&gradient", "wanted": "wanted"}
+        fields = self._backward._read
+        for head, of in zip(heads, (at_first, later), strict=True):
+            yield f"{head} {{\n    backward::Arguments b;"
+            given = {name: of.get(value, f"a.{value}_") for name, value in passed.items() if name in fields}
+            yield from (f"    b.{name}_ = {value};" for name, value in given.items())
+            if of is at_first:
+                yield "    return op.backward->find(backward::problem_of(b)).serves();\n}\n"
+        yield "    if (backward::misfit(b)) return {};"
+        yield "    const Problem problem = backward::problem_of(b);"
+        yield "    const Answer answer = op.backward->find(problem);"
+        yield "    return answer.serves() ? backward::run(*op.backward, b, problem, answer) : Gradients();\n}\n"
+
+    def _at(self, text: str, suffix: str = "") -> str:
         """A call of an operator, such as aten.softmax(input, dim)."""
         name, given = operator_call(text)
         values = []
@@ -303,7 +364,7 @@ class _Writer:
                     values.append(f"*a.{value}_" if p.optional and required else f"a.{value}_")
             else:
                 values.append(in_cpp(value, self._read))
-        return f"at::{name}({', '.join(values)})"
+        return f"at::{name}{suffix}({', '.join(values)})"
 
     def _operator(self) -> Iterator[str]:
         heads = ", ".join(f"{self._operand_type(p)} {n}_" for n, p in self._operands.items())

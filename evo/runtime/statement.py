@@ -10,8 +10,8 @@ from typing import Any
 
 from .expression import CodeError, Parameter, in_cpp, names_in, operator_call
 
-_TYPES = ("Tensor", "int", "int[]", "float", "bool", "ScalarType")
-_PARAMETER = re.compile(r"(?P<type>\w+(\[\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
+_TYPES = ("Tensor", "int", "int[]", "float", "bool", "bool[N]", "ScalarType")
+_PARAMETER = re.compile(r"(?P<type>\w+(\[\d*\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
 _SIGNATURE = re.compile(r"(?P<name>\w+)\((?P<parameters>.*)\) -> (?P<results>Tensor|\(Tensor(, Tensor)*\))", re.DOTALL)
 _KNOWN = frozenset({"torch", "len", "prod", "min", "max", "since", "backend", "expands", "result", "gradient"})
 AUTOCAST = ("original", "lower", "float32")
@@ -22,8 +22,10 @@ class Function:
     """How a call of PyTorch's function becomes a launch of the kernel. Expressions are texts, told in expression.py.
 
     signature: as PyTorch writes one, with its names and defaults: "softmax(Tensor input, int? dim=None) -> Tensor". Types
-    are Tensor, int, int[], float, bool and ScalarType, with a question mark if None may be given; what follows `*` is given
-    by name alone.
+    are Tensor, int, int[], float, bool, bool[N] (N of them) and ScalarType, with a question mark if None may be given; what
+    follows `*` is given by name alone. The function of a backward kernel has parameters by the names of the forward's
+    arguments and `saved` outputs, a further tensor, which is the gradient of the forward's result, and perhaps a bool[N],
+    which says of each tensor of the forward whether its gradient is wanted. The results are these gradients.
     original: PyTorch's function, which has the same signature, by its path, such as "torch.nn.functional.softmax"; or a
     function of function.py. It does every call that no variant serves.
     tensors: by the kernel's input, the argument that it is. An input that has a shape is handed over dense, with its leading
@@ -43,7 +45,10 @@ class Function:
     fits: Mapping[str, str] = field(default_factory=dict)
     results: Mapping[str, str] = field(default_factory=dict)
     """Form of each result, by output of the kernel, in the order of the function's results: the argument that has the same,
-    or an expression of its shape. Left out: the outputs that are not optional, of the form of the first argument."""
+    or an expression of its shape. Left out: the outputs that are not optional, of the form of the first argument. The result
+    of an optional output is None in calls whose option for it is off."""
+    saved: tuple[str, ...] = ()
+    """Optional outputs that are no results, but what the backward kernel takes: calls that record gradients ask for them."""
     operator: str = ""
     """PyTorch's operator, called with arguments of the function, such as "aten.softmax(input, dim)": what the native
     launcher calls and autograd differentiates. Left out: `original` itself, which is called by way of Python."""
@@ -118,7 +123,7 @@ class Function:
                 keyword = True
                 continue
             part = _PARAMETER.fullmatch(text)
-            if part is None or part["type"] not in _TYPES:
+            if part is None or re.sub(r"\[\d+\]", "[N]", part["type"]) not in _TYPES:
                 known = ", ".join(_TYPES)
                 raise ValueError(f"{text!r} in signature {self.signature!r} is not TYPE NAME, with a type of {known}")
             found[part["name"]] = Parameter(part["name"], part["type"], bool(part["optional"]), part["default"], keyword)
@@ -142,7 +147,8 @@ class Function:
     def forwards(self) -> Mapping[str, tuple[str, str]]:
         """By class in `modules`, the arguments of its forward beside `self`, and the call that it makes."""
         calls = {name: call for name, (_, call) in self.modules.items()}
-        return {name: (", ".join(n for n in names_in(call) if n in self.parameters), call) for name, call in calls.items()}
+        own = (self.name, "self")
+        return {name: (", ".join(n for n in names_in(call) if n not in own), call) for name, call in calls.items()}
 
     @property
     def given_tensors(self) -> tuple[str, ...]:
@@ -192,13 +198,18 @@ class Bound:
             is_told = p.default is not None or name in {*function.call, *dimensions, *options}
             if p.type != "Tensor" and not is_told:
                 yield f"`call` says nothing of argument {name!r}, by which a problem of the kernel becomes a call"
+        compiled_in = set(options).intersection(*map(set, kernel.compile_time_dims.values()))
+        for name in function.saved:
+            if name not in outputs or name not in compiled_in or name in self.results:
+                yield f"`saved` names {name!r}, which is no optional output of the kernel that is compiled in and no result"
         stated = function.signature.rpartition("->")[2].count("Tensor")
         if stated != len(self.results):
             yield f"the signature has {stated} results, and `results` {len(self.results)}: {', '.join(self.results)}"
         if all(name in self.apart for name in function.given_tensors):
             yield "no tensor among the arguments has the kernel's dtype, by which a variant is chosen"
         conditions = (text for kind in (False, True) for text in self.fits(of_tensors=kind).values())
-        for text in (*function.sizes.values(), *self.options.values(), *conditions):
+        forms = (text for text in self.results.values() if text not in function.given_tensors)
+        for text in (*function.sizes.values(), *self.options.values(), *conditions, *forms):
             try:
                 in_cpp(text, function.parameters)
             except CodeError as error:
@@ -271,9 +282,18 @@ class Bound:
         names = (a.name for a in self.kernel.arguments if a.kind == "input")
         return {name: self.function.tensors[name] for name in names if name in self.function.tensors}
 
+    def is_optional(self, output: str) -> bool:
+        """Whether a call may ask for an output or not."""
+        return any(a.name == output and a.optional for a in self.kernel.arguments)
+
     def is_gathered(self, name: str) -> bool:
         """Whether an input has a shape of the kernel's own, to which the axes of its argument are gathered."""
         return any(a.name == name and a.shape for a in self.kernel.arguments)
+
+    def is_made_dense(self, name: str) -> bool:
+        """Whether an input that lies otherwise is copied, since no condition refuses it."""
+        is_dense = f"{self.inputs[name]}.is_contiguous()"
+        return self.is_gathered(name) and not any(is_dense in text for text in self.function.fits.values())
 
     def size(self, name: str) -> str:
         """An expression of a dimension, or of an option that is compiled in."""
@@ -287,6 +307,23 @@ class Bound:
             return f"{function.tensors[name]} is not None"
         is_output = any(a.name == name for a in self.kernel.arguments)
         return str(self.kernel.number_of(name, False if is_output else self.kernel.options[name]))
+
+    def passed_to(self, backward: Bound) -> Mapping[str, str]:
+        """What autograd gives each parameter of the function of the backward kernel: an argument or a saved output of this
+        one, `gradient` or `wanted`. Raises ValueError where a parameter is none of these."""
+        own, found = backward.function, dict[str, str]()
+        for name, p in own.parameters.items():
+            if name in self.function.parameters or name in self.function.saved:
+                found[name] = name
+            elif p.type == "Tensor" and "gradient" not in found.values():
+                found[name] = "gradient"
+            elif p.type == f"bool[{len(self.function.given_tensors)}]":
+                found[name] = "wanted"
+            else:
+                raise ValueError(f"parameter {name!r} is neither an argument nor a saved output of {self.function.name}")
+        if len(self.results) != 1 or len(backward.results) != len(self.function.given_tensors):
+            raise ValueError(f"its results are not the gradients of the tensors that {self.function.name} takes")
+        return found
 
     def number(self, name: str) -> str:
         """An expression of an option that is a number which the entry point takes."""

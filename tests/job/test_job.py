@@ -14,7 +14,7 @@ from evo.job.opening import configure
 from evo.problem.loading import load_kernel
 from evo.search.loop import Budget
 from evo.search.place import Place
-from tests.toy_kernel import write_kernel
+from evo.testing.toy_kernel import write_kernel
 
 TYPED = {
     "target": "cpu",

@@ -67,7 +67,7 @@ def depends_on(kernel: Path, changed: Path) -> bool:
         ("softmax", ("_shared/reduce.cuh", "_shared/cluster.cuh", "_shared/vectors.cpp.j2", "softmax/cuda_space.py"),
          ("_shared/mma.cuh", "_norm_backward/cuda.cu.j2", "softmax/function.py", "softmax/formats.toml")),
         ("layernorm", ("_norm/forward.cpp.j2", "_norm/cuda_shape.py", "_shared/row.cuh"),
-         ("_norm_backward/problem.py", "_shared/norm.py", "_shared/norm.h", "_shared/mma.cuh", "layernorm/frontend.py")),
+         ("_norm_backward/problem.py", "_shared/mma.cuh", "layernorm/function.py")),
         ("layernorm_backward", ("_norm_backward/cuda.cu.j2", "_norm_backward/problem.py"), ("attention/kernel.py",)),
     ],
 )  # fmt: skip

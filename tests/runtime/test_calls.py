@@ -93,6 +93,7 @@ def test_every_way_to_write_a_call_takes_the_nearest_variant(module: ModuleType)
     on_variant(module, torch.randn(4, 24), [4, 24])
     on_variant(module, torch.randn(2, 3, 96), torch.Size([96]))
     on_variant(module, torch.randn(96), (96,))
+    on_variant(module, torch.randn(4, 96), (96,), None, None, 1)
     for cols, index in ((96, 0), (64, 0), (1024, 1), (4096, 1)):
         assert f"variant {index} " in module.explain(torch.randn(64, cols), (cols,))
     assert "variant 2 " in module.explain(torch.randn(64, 96, dtype=torch.bfloat16), (96,))
@@ -109,7 +110,7 @@ LEFT: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
     ("holds no memory", lambda: (torch.randn(0, 96), (96,))),
     ("eps is not", lambda: (torch.randn(4, 96), (96,), None, None, 0.0)),
     ("eps is not", lambda: (torch.randn(4, 96), (96,), None, None, float("nan"))),
-    ("eps is not", lambda: (torch.randn(4, 96), (96,), None, None, 1)),
+    ("eps is not", lambda: (torch.randn(4, 96), (96,), None, None, 2_000_000)),
     ("gradients", lambda: (torch.randn(4, 96), (96,), torch.randn(96, requires_grad=True))),
     ("negates", lambda: (torch._neg_view(torch.randn(4, 96)), (96,))),
     ("negates", lambda: (torch.randn(4, 96), (96,), torch._neg_view(torch.randn(96)))),

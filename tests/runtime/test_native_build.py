@@ -76,25 +76,14 @@ def test_without_a_compiler_or_with_one_that_fails_calls_are_launched_from_pytho
     copy_of: Path, use: Importer, cache: Path, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = use(copy_of)
-    failing = 'echo "frontend.cpp:1: error: no such header" >&2; exit 1'
-    compiler(f'case "$*" in *frontend.cpp*) {failing};; esac')
+    failing = 'echo "function.cpp:1: error: no such header" >&2; exit 1'
+    compiler(f'case "$*" in *function.cpp*) {failing};; esac')
     assert "error: no such header" in refused(module, cache)
     monkeypatch.setenv("CXX", "no_compiler")
     assert "there is no C++ compiler" in refused(module, cache)
     done = python(copy_of, "-m", copy_of.name, "build")
     assert "cannot be built" in done.communicate(timeout=120)[1]
     assert done.returncode == 1
-
-
-def test_what_keeps_it_from_being_built_is_said(copy_of: Path, use: Importer, cache: Path) -> None:
-    source, module = copy_of / "frontend.cpp", use(copy_of)
-    for name in ("frontend.cpp", "_shared/norm.h"):
-        text = (copy_of / name).read_text()
-        (copy_of / name).write_text(f"{text}// a line more\n")
-        assert f"{name} is not the file that was exported" in refused(module, cache)
-        (copy_of / name).write_text(text)
-    source.unlink()
-    assert "this package has none" in refused(module, cache)
 
 
 def test_copies_of_a_package_live_side_by_side(

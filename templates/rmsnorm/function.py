@@ -1,0 +1,33 @@
+"""RMSNorm as PyTorch code calls it: over the last dimensions, with all axes before them gathered into rows."""
+
+from evo.problem.function import Function
+
+# Of the dtype in which PyTorch computes; before 2.7 it was the input's, and such calls are PyTorch's.
+_DEFAULT_EPS = "2.220446049250313e-16 if input.dtype == torch.float64 else 1.1920928955078125e-07 if since(2, 7) else 0.0"
+_EPS = f"(eps if eps is not None else {_DEFAULT_EPS})"
+
+FUNCTION = Function(
+    signature="rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor",
+    original="torch.nn.functional.rms_norm",
+    operator="aten.rms_norm(input, normalized_shape, weight, eps)",
+    tensors={"x": "input", "weight": "weight"},
+    saved=("rstd",),
+    sizes={"rows": "input.numel() // prod(normalized_shape)", "cols": "prod(normalized_shape)"},
+    options={"eps": _EPS},
+    fits={
+        "normalized_shape is not the end of the input's shape": (
+            "len(normalized_shape) > 0 and input.shape[-len(normalized_shape):] == normalized_shape"
+        ),
+        "weight is not contiguous and of normalized_shape": (
+            "weight is None or weight.shape == normalized_shape and weight.is_contiguous()"
+        ),
+        # With less, a row of zeros is noise, and PyTorch's own noise is what is expected.
+        "eps is not a float from 1e-12 to 1e+06": f"1e-12 <= {_EPS} <= 1e6",
+        # No layout of one of these kinds has another order of these two; of others, few have.
+        "the channels of the input are last in memory, and PyTorch's result has them there, too": (
+            "input.ndim not in (4, 5) or input.stride(1) > input.stride(-1)"
+        ),
+    },
+    call={"normalized_shape": "(cols,)"},
+    modules={"RMSNorm": ("torch.nn.RMSNorm", "rms_norm(x, self.normalized_shape, self.weight, self.eps)")},
+)
