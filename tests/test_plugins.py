@@ -194,7 +194,7 @@ from evo.problem.kernel import Workload
 from evo.measure import Request
 
 kernel, target = sys.argv[1:]
-words = dict(target=target, sampler="hopeful", evaluations=4, builders=1, finalists=2, name="run", db="l.db", progress=False)
+words = dict(target=target, sampler="hopeful", evaluations=4, builders=1, finalists=4, name="run", db="l.db", progress=False)
 evo.search(kernel, **words)
 with evo.Lineage("l.db") as lineage:
     tried = [lineage.candidate(entry.id) for entry in lineage.history("run")]
@@ -204,7 +204,7 @@ told = {
     "statuses": sorted({c.status for c in tried}),
     "launches": [dict(c.build.launch) for c in late],
     "smem": [c.build.smem_dynamic_bytes for c in late],
-    "finals": sum(bool(c.finals) for c in late),
+    "finals": sum(bool(c.finals) for c in tried if c.build.launch),
     "late": late[0].id,
 }
 assert run(["export", late[0].id, "--format", "listed", "--out", "listed", "--db", "l.db", "--refused"]) == 0
