@@ -135,7 +135,7 @@ def functions_of(folder: Path) -> tuple[str, ...]:
             return tuple(name for name in ast.literal_eval(found) if name not in _OF_EVERY_PACKAGE)
         given = {k.arg: k.value for k in found.keywords}
         modules = ast.literal_eval(given["modules"]) if "modules" in given else {}
-        return (str(ast.literal_eval(given["signature"])).strip().partition("(")[0], *modules)
+        return tuple(sorted([str(ast.literal_eval(given["signature"])).strip().partition("(")[0], *modules]))
     except (OSError, SyntaxError, ValueError, TypeError, KeyError) as error:
         raise ImportError(f"{path} cannot be read, or does not say what is public ({error})") from error
 

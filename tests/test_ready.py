@@ -142,7 +142,7 @@ def test_a_model_uses_all_modules_that_are_shipped_and_a_backward_is_found_withi
     assert way.startswith("variant 0 (cpu native, float32, tuned for 64x96 weight dweight)")
     done = python(checkout, "-m", "evo.ready.rmsnorm.backward", "check")
     assert done.returncode == 0, done.stderr
-    assert "right: 14 cases on it" in done.stdout
+    assert "right: 39 cases on it" in done.stdout, done.stdout
 
 
 def test_importing_one_kernel_imports_no_other_and_nothing_that_searches(exported: Path, checkout: Path) -> None:
@@ -165,8 +165,11 @@ def test_importing_one_kernel_imports_no_other_and_nothing_that_searches(exporte
         "print(json.dumps([first, second, of_evo()]))",
     )
     assert first == [["evo.ready", "evo.runtime"], []]
-    assert second == [["evo.ready", "evo.ready.layernorm", "evo.runtime"], []]
-    others = [m for m in third if m != "evo.errors" and not m.startswith("evo.problem")]
+    loaded, unwanted = second
+    of_problem = [m for m in third if m == "evo.errors" or m.startswith("evo.problem")]  # by which functions are stated
+    assert [m for m in loaded if m not in of_problem] == ["evo.ready", "evo.ready.layernorm", "evo.runtime"]
+    assert unwanted == []
+    others = [m for m in third if m not in of_problem]
     assert others == ["evo.ready", "evo.ready.attention", "evo.ready.layernorm", "evo.runtime"]
 
 

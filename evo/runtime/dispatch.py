@@ -52,8 +52,8 @@ class Dispatch(Table):
     def __init__(self, package: Package, frontend: Any) -> None:
         super().__init__()
         self.package = package
-        self.native: Any = None
-        """What else keeps answers, and forgets them with this: the native launcher, where there is one."""
+        self.natives: list[Any] = []
+        """What else keeps answers, and forgets them with this: native launchers, that of the forward of a backward, too."""
         self._frontend, self._jit = frontend, Jit(package, frontend)
         self._variants = list(package.variants)
         """The package's, and behind them what was compiled here for sizes that nothing was tuned for."""
@@ -93,8 +93,8 @@ class Dispatch(Table):
         self._families.clear()
         self._raced.clear()
         self._spoilt.clear()
-        if self.native is not None:
-            self.native.clear()
+        for native in self.natives:
+            native.clear()
 
     def variants(self) -> list[dict[str, Any]]:
         """What the manifest records of each variant: workload, genome, candidate, timing, ..."""
@@ -396,8 +396,8 @@ class Dispatch(Table):
     def _after_fork(self) -> None:
         self._lock = threading.RLock()  # whoever held it is not in this process
         self._jit.busy, self._forked = False, True
-        if self.native is not None:
-            self.native.after_fork()
+        for native in self.natives:
+            native.after_fork()
         self.clear()
 
 

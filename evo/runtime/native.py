@@ -132,12 +132,12 @@ class Native:
                 self._extension.use_original(self._original)
             if self._backward is not None:
                 self._extension.use_backward(*_table(self._backward))
-                self._backward.native = self._extension
+                self._backward.natives.append(self._extension)
         except (ImportError, OSError, RuntimeError) as error:
             raise Unavailable(f"{library} does not load ({str(error).partition(chr(10))[0]})") from error
         torch.library.register_fake(f"{space}::{self._name}", self._fake)
         self.operator = getattr(getattr(torch.ops, space), self._name).default
-        self._dispatch.native = self._extension
+        self._dispatch.natives.append(self._extension)
         self.call, self.explain, self.reason = self._extension.call, self._extension.explain, ""
         self._use(self)
 

@@ -37,9 +37,8 @@ FUNCTION = Function(
     sizes={"rows": "input.numel() // prod(normalized_shape)", "cols": "prod(normalized_shape)"},
     options={"dweight": "output_mask[1]", "dbias": "output_mask[2]"},
     fits={
-        "no gradient of the input is wanted, or one of a weight that is not there": (
-            "output_mask[0] and (weight is not None or not output_mask[1])"
-        ),
+        "no gradient of the input is wanted": "output_mask[0]",
+        "a gradient of a weight is wanted that is not there": "weight is not None or not output_mask[1]",
         "normalized_shape is not the end of the shape of the input and of the gradient": (
             "len(normalized_shape) > 0 and input.shape[-len(normalized_shape):] == normalized_shape"
             " and grad_out.shape == input.shape"

@@ -14,7 +14,9 @@ import torch
 from evo.errors import KernelError
 from evo.export import find_exporter
 from evo.problem.function import Function
+from evo.problem.loading import load_function, load_kernel
 from evo.runtime.expression import CodeError, Parameter, in_cpp, in_python
+from evo.runtime.statement import Bound
 from tests.export.exports import request_for
 from tests.runtime.conftest import Importer
 
@@ -41,6 +43,32 @@ WRONG: dict[str, dict[str, Any]] = {
 def test_a_statement_that_contradicts_itself_is_refused_with_what_is_wrong(said: str) -> None:
     with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
         Function(**{**STATED, **WRONG[said]})
+
+
+def test_lists_of_sizes_and_of_bools_are_read_in_both_launchers() -> None:
+    function = Function(**{**STATED, "signature": "f(Tensor x, int[] shape, bool[2] wanted) -> Tensor"})
+    assert [(p.kind, p.length) for p in function.parameters.values()][1:] == [("int[]", ""), ("bool[N]", "2")]
+    assert in_cpp("x.shape[-len(shape):] == shape and wanted[1]", function.parameters) == (
+        "((part_of((*a.x_).sizes(), -(static_cast<std::int64_t>(c10::IntArrayRef(a.shape_).size())), std::nullopt)"
+        " == c10::IntArrayRef(a.shape_)) && a.wanted_[std::int64_t(1)])"
+    )
+
+
+def test_a_backward_is_given_what_its_parameters_are_called_by() -> None:
+    def bound(name: str) -> Bound:
+        kernel = load_kernel(name)
+        function = load_function(kernel)
+        assert function is not None
+        return Bound(function, kernel)
+
+    forward, backward = bound("layernorm"), bound("layernorm_backward")
+    names = "grad_out input normalized_shape mean rstd weight bias output_mask".split()
+    others = {"grad_out": "gradient", "output_mask": "wanted"}
+    assert forward.passed_to(backward) == {name: others.get(name, name) for name in names}
+    with pytest.raises(ValueError, match="parameter 'mean' is neither an argument nor a saved output of rms_norm"):
+        bound("rmsnorm").passed_to(backward)
+    with pytest.raises(ValueError, match="are not the gradients of the tensors that layer_norm takes"):
+        forward.passed_to(forward)
 
 
 def test_a_signature_is_read_as_pytorch_writes_one() -> None:
