@@ -40,8 +40,8 @@ from evo.measure import Request
 from evo.problem.kernel import Kernel, Launch, LaunchSequence
 from evo.problem.loading import load_kernel
 from evo.problem.render import Source, render
-from evo.runtime.cpu import Aligned
-from evo.targets import Session, Structure, Target, find_target
+from evo.runtime.cpu import argument_types
+from evo.targets import Allocation, Session, Target, find_target, handed_over
 from evo.targets.cpu import CpuTarget, compiler_path
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ def make_calls(name: str) -> None:
 
 
 def _load_on_gpu(folder: Path, entry: str) -> _MakeCall:
-    from evo.targets._cuda_loaded import Allocation, BareGpu
+    from evo.targets._cuda_loaded import BareGpu
 
     gpu = BareGpu()
     loaded = gpu.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
@@ -391,15 +391,6 @@ def _load_on_gpu(folder: Path, entry: str) -> _MakeCall:
     return make_call
 
 
-_C_TYPES: dict[str, Any] = {
-    "int": ctypes.c_int64,
-    "int32": ctypes.c_int32,
-    "float": ctypes.c_float,
-    "float64": ctypes.c_double,
-}
-"""Of numbers, by the names of their types."""
-
-
 def _load_on_cpu(folder: Path) -> _MakeCall:
     """The file stays where it is: the sanitizer finds names and lines in it."""
     ctypes.CDLL("libgomp.so.1", mode=os.RTLD_GLOBAL)
@@ -409,23 +400,18 @@ def _load_on_cpu(folder: Path) -> _MakeCall:
 
     def make_call(launches: Sequence[Launch], values: Sequence[object], filled: bool) -> dict[int, bytes]:
         held: dict[int, tuple[int, int]] = {}
-        arguments: list[Any] = []
+        arguments = list(values)
         for place, value in enumerate(values):
-            if isinstance(value, Structure):
-                arguments.append(value)
-            elif isinstance(value, _Memory):
+            if isinstance(value, _Memory):
                 size, content = len(value.data), value.content(filled)
                 held[place] = allocate(_ALIGNMENT, size), size
                 ctypes.memmove(held[place][0], content, len(content))
-                arguments.append(ctypes.c_void_p(held[place][0] + value.lead_bytes))
-            else:
-                arguments.append(value if value is None else _C_TYPES[type(value).__name__](value))
-        plain = [getattr(argument, "value", argument) for argument in arguments]
-        for place, value in enumerate(arguments):
-            if isinstance(value, Structure):
-                arguments[place] = Aligned(value.size, value.alignment).from_param(value.content(plain))
+                arguments[place] = Allocation(held[place][0] + value.lead_bytes, is_cuda=False)
+        slots, words = handed_over("", arguments, on_gpu=False)
         for launch in launches:
-            library[launch.entry](*arguments)
+            function = library[launch.entry]
+            function.argtypes = argument_types(slots)
+            function(*words)
         return {place: ctypes.string_at(address, size) for place, (address, size) in held.items()}
 
     return make_call
