@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .driver import Slot
 from .package import Unavailable, Variant
 
 _RELEVANT = re.compile(
@@ -125,8 +126,13 @@ def keep_freed_memory() -> None:
             set_option(option, value)
 
 
+def argument_types(slots: Iterable[Slot]) -> list[Any]:
+    """Parameters of an entry point for ctypes."""
+    return [_TYPES.get(code) or _Aligned(int(code[:-1]), alignment) for code, alignment in slots]
+
+
 @dataclass(frozen=True)
-class Aligned:
+class _Aligned:
     """Type of a parameter for ctypes: a structure by reference, given as its bytes."""
 
     size: int
@@ -197,8 +203,7 @@ def _open_library(path: Path, variant: Variant) -> Library:
         raise Unavailable(f"{path.name} does not load ({error})") from error
     for function in functions:
         function.restype = None
-        types: Any = [_TYPES.get(code) or Aligned(int(code[:-1]), alignment) for code, alignment in variant.arguments]
-        function.argtypes = types
+        function.argtypes = argument_types(variant.arguments)
     return Library(variant, functions)
 
 

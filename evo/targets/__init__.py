@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
 import struct
 import tempfile
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from evo.discovery import find_plugin, plugin_names
-from evo.errors import DeviceError, UsageError
+from evo.errors import DeviceError, LaunchError, UsageError
 from evo.evaluation import Binary, Status
 from evo.problem.kernel import Launch, Limits
 from evo.problem.loading import Notation
+from evo.runtime.driver import Slot
 from evo.runtime.package import read_whole, write_whole
 
 if TYPE_CHECKING:
@@ -80,8 +82,49 @@ class Structure:
 
     def content(self, values: Sequence[Any]) -> bytes:
         """values: of the launch, as addresses and numbers."""
-        found = (values[place] or 0 if place >= 0 else number for place, number in self.fields)
+        found = (values[place] if place >= 0 else number for place, number in self.fields)
         return struct.pack(self.layout, *found).ljust(self.size, b"\0")
+
+
+_SLOTS: dict[str, Slot] = {"float": ("f", 4), "float64": ("d", 8), "int32": ("i", 4)}
+"""How numbers are handed over, by the names of their types; others are integers of 64 bits."""
+
+
+def handed_over(entry: str, values: Sequence[Any], *, on_gpu: bool) -> tuple[list[Slot], list[Any]]:
+    """How each of a launch's values is handed over, and as what: an address, a number, the bytes of a structure. Raises
+    LaunchError for a tensor that lies elsewhere."""
+    slots, words, structures = list[Slot](), list[Any](), list[int]()
+    for value in values:
+        if value is None:
+            slots.append(("Q", 8))
+            words.append(0)
+        elif hasattr(value, "data_ptr"):  # PyTorch's, or an `Allocation`
+            if value.is_cuda is not on_gpu:
+                where = "on the GPU" if on_gpu else "in memory"
+                raise LaunchError(f"argument {len(words)} of {entry!r} is on {value.device}, not {where}")
+            slots.append(("Q", 8))
+            words.append(value.data_ptr())
+        elif isinstance(value, Structure):
+            slots.append((f"{value.size}s", value.alignment))
+            structures.append(len(words))
+            words.append(value)
+        else:
+            slots.append(_SLOTS.get(type(value).__name__, ("q", 8)))
+            words.append(value if isinstance(value, float) else operator.index(value))
+    for place in structures:
+        words[place] = words[place].content(words)
+    return slots, words
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Memory for a launch's arguments in a tensor's place, in a process without PyTorch."""
+
+    address: int
+    is_cuda: bool = True
+
+    def data_ptr(self) -> int:
+        return self.address
 
 
 class Loaded(Protocol):

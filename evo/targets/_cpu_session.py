@@ -2,7 +2,6 @@
 
 import _ctypes
 import ctypes
-import operator
 import os
 import tempfile
 import time
@@ -11,16 +10,16 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
 from evo.errors import DeviceError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
-from evo.runtime.cpu import Aligned, keep_freed_memory, share_openmp_runtime
+from evo.runtime.cpu import argument_types, keep_freed_memory, share_openmp_runtime
+from evo.runtime.driver import Slot
 from evo.runtime.timing import watch
-from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, Structure
+from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, handed_over
 
 
 class CpuLoaded:
@@ -36,6 +35,7 @@ class CpuLoaded:
         except OSError as error:
             raise LaunchError(f"{entry!r} does not load: {error}") from error
         self._functions: dict[str, Any] = {}
+        self._slots: dict[str, list[Slot]] = {}
         try:
             self._functions[""] = self._find(entry)
         except LaunchError:
@@ -53,33 +53,10 @@ class CpuLoaded:
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         """Of `launch` only the entry point counts here. Returns when the call is done."""
-        words: list[Any] = []
-        types: list[Any] = []
-        structures: list[int] = []
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                if value.device.type != "cpu":
-                    raise LaunchError(f"argument {len(words)} of {self._entry!r} is on {value.device}, not in memory")
-                words.append(value.data_ptr())
-                types.append(ctypes.c_void_p)
-            elif value is None:
-                words.append(None)
-                types.append(ctypes.c_void_p)
-            elif isinstance(value, float):
-                words.append(value)
-                types.append(ctypes.c_double if isinstance(value, np.float64) else ctypes.c_float)
-            elif isinstance(value, Structure):
-                structures.append(len(words))
-                words.append(value)
-                types.append(Aligned(value.size, value.alignment))
-            else:
-                words.append(operator.index(value))  # type: ignore[arg-type]
-                types.append(ctypes.c_int32 if isinstance(value, np.int32) else ctypes.c_int64)
+        slots, words = handed_over(self._entry, values, on_gpu=False)
         function = self._functions.get(launch.entry) or self._find(launch.entry)
-        if function.argtypes != (found := tuple(types)):
-            function.argtypes = found
-        for place in structures:
-            words[place] = words[place].content(words)
+        if self._slots.get(launch.entry) != slots:
+            function.argtypes, self._slots[launch.entry] = argument_types(slots), slots
         function(*words)
 
     @property

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
-
-import numpy as np
 
 from evo.errors import LaunchError
 from evo.evaluation import Binary
@@ -26,7 +22,7 @@ from evo.runtime.driver import (
     error_text,
     load_driver,
 )
-from evo.targets import Structure
+from evo.targets import handed_over
 from evo.targets._machine_code import has_fence
 from evo.targets.cuda import (
     device_arch,
@@ -85,9 +81,12 @@ class CudaLoaded:
                 self._others[launch.entry] = CudaLoaded(self._module, launch.entry, self._limits, self._code, self._stream)
             self._others[launch.entry](values, launch)
             return
-        slots, words, addresses = self._read(values)
-        function, entry = self._function, self._entry
-        if addresses & (launch.alignment - 1):
+        slots, words = handed_over(self._entry, values, on_gpu=True)
+        if slots != self._checked:
+            self._check(slots)
+            self._checked = slots
+        function, entry, beyond = self._function, self._entry, launch.alignment - 1
+        if beyond and any(word & beyond for word, (code, _) in zip(words, slots, strict=True) if code == "Q"):
             launch = replace(launch, smem_bytes=0, cluster=1, programmatic=False)
             function, entry = self._unaligned_function(launch.alignment), f"{entry}_unaligned"
         elif launch.alone or launch.smem_bytes > self._smem_allowed or launch.cluster > self._cluster_allowed:
@@ -138,37 +137,6 @@ class CudaLoaded:
             sizes.append(size.value)
         return tuple(sizes)
 
-    def _read(self, values: Sequence[Any]) -> tuple[list[Slot], list[Any], int]:
-        """How the arguments are packed (addresses, integers, doubles as 64 bits, floats and int32 as 32), these, and the
-        bitwise or of all addresses, from which their common alignment follows."""
-        slots, words, structures, addresses = list[Slot](), list[Any](), list[int](), 0
-        for value in values:
-            if hasattr(value, "data_ptr"):  # PyTorch's, or an allocation of this module's
-                if not value.is_cuda:
-                    raise LaunchError(f"argument {len(words)} of {self._entry!r} is on {value.device}, not on the GPU")
-                slots.append(("Q", 8))
-                words.append(address := value.data_ptr())
-                addresses |= address
-            elif value is None:
-                slots.append(("Q", 8))
-                words.append(0)
-            elif isinstance(value, float):
-                slots.append(("d", 8) if isinstance(value, np.float64) else ("f", 4))
-                words.append(value)
-            elif isinstance(value, Structure):
-                slots.append((f"{value.size}s", value.alignment))
-                structures.append(len(words))
-                words.append(value)
-            else:
-                slots.append(("i", 4) if isinstance(value, np.int32) else ("q", 8))
-                words.append(operator.index(value))
-        if slots != self._checked:
-            self._check(slots)
-            self._checked = slots
-        for place in structures:
-            words[place] = words[place].content(words)
-        return slots, words, addresses
-
     def _check(self, slots: list[Slot]) -> None:
         # With a wrong count or size the driver would read past the buffer and crash.
         if self._sizes is None:
@@ -197,17 +165,6 @@ class CudaLoaded:
         if launch.cluster > self._cluster_allowed:
             do("cuFuncSetAttribute", f"allowing clusters of {launch.cluster}", self._function, LARGE_CLUSTER, 1)
             self._cluster_allowed = launch.cluster
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """Memory from `BareGpu`, for a launch's arguments in a tensor's place."""
-
-    address: int
-    is_cuda = True
-
-    def data_ptr(self) -> int:
-        return self.address
 
 
 class BareGpu:

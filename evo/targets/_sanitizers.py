@@ -16,15 +16,16 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from evo.errors import DeviceError
 from evo.evaluation import Binary
 from evo.problem.kernel import Argument, Launch
 from evo.problem.render import Source
-from evo.runtime.cpu import Aligned
-from evo.targets import Language, Structure, find_language
+from evo.runtime.cpu import argument_types
+from evo.targets import Allocation, Language, find_language, handed_over
 from evo.targets.languages.cpp import Cpp, compiler_path
 
 ALIGNMENT = 512
@@ -143,7 +144,7 @@ class _Gpu:
     """The GPU of a watched process, with the candidate loaded. Addresses are numbers."""
 
     def __init__(self, folder: Path, entry: str) -> None:
-        from evo.targets._cuda_loaded import Allocation, BareGpu
+        from evo.targets._cuda_loaded import BareGpu
 
         gpu = BareGpu()
         self._loaded = gpu.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
@@ -199,15 +200,6 @@ _COMPILER = "g++"
 _PATTERN = 0xFE
 """Byte that g++'s -ftrivial-auto-var-init=pattern fills with."""
 _ASAN = "detect_leaks=0:halt_on_error=0:handle_abort=1"
-_C_TYPES: dict[str, Any] = {
-    "int": ctypes.c_int64,
-    "int32": ctypes.c_int32,
-    "float": ctypes.c_float,
-    "float64": ctypes.c_double,
-    "NoneType": lambda none: none,
-    "c_void_p": lambda pointer: pointer,
-}
-"""Types of arguments in C, by the names of their types in Python."""
 
 
 class Gcc:
@@ -278,7 +270,7 @@ class _Cpu:
         self._library = ctypes.CDLL(str(folder / "candidate"), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         self._memalign = ctypes.CDLL(None).memalign
         self._memalign.argtypes, self._memalign.restype = (ctypes.c_size_t, ctypes.c_size_t), ctypes.c_void_p
-        self.read, self.pointer = ctypes.string_at, ctypes.c_void_p
+        self.read, self.pointer = ctypes.string_at, partial(Allocation, is_cuda=False)
 
     def allocate(self, size: int) -> int:
         return int(self._memalign(ALIGNMENT, size))
@@ -287,15 +279,10 @@ class _Cpu:
         ctypes.memmove(address, content, len(content))
 
     def launch(self, launch: Launch, arguments: Sequence[object]) -> None:
-        plain = [getattr(value, "value", value) for value in arguments]
-        self._library[launch.entry](
-            *(
-                Aligned(value.size, value.alignment).from_param(value.content(plain))
-                if isinstance(value, Structure)
-                else _C_TYPES[type(value).__name__](value)
-                for value in arguments
-            )
-        )
+        slots, words = handed_over("", arguments, on_gpu=False)
+        function = self._library[launch.entry]
+        function.argtypes = argument_types(slots)
+        function(*words)
 
 
 def _runtime(name: str) -> str:

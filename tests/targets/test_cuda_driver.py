@@ -73,8 +73,8 @@ import numpy as np
 from evo.errors import LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch
-from evo.targets import Structure, cuda
-from evo.targets._cuda_loaded import Allocation, BareGpu
+from evo.targets import Allocation, Structure, cuda
+from evo.targets._cuda_loaded import BareGpu
 
 print(sorted(cuda.TARGET.devices().items()))
 print(cuda.device_arch(), cuda.driver_version(), cuda.pci_bus(), cuda.device_limits("sm_90").cache_bytes)
