@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from evo.search.loop import WITHIN
 
 _MOST_VARIANTS = 12
-"""For one dtype."""
+"""Largest number of variants for one dtype."""
 _LEAST_WITHIN = 1e-3
 """The excess that none at all grows to first, where it needs too many variants."""
 _FIRST_VARIANTS = 32
-"""So many first variants the greedy choices are tried with."""
+"""Number of first variants that the greedy choices are tried with."""
 
 
 def choose(

@@ -123,7 +123,8 @@ class Session(Protocol):
 
     @property
     def hazards(self) -> Hazards | None:
-        """None if the device has none. Raises what creating them raises: the gate does not run without them."""
+        """The hazards of the device; None if it has none. Raises what creating them raises: the gate does not run without
+        them."""
         ...
 
     def load(self, binary: Binary, entry: str) -> Loaded:
@@ -157,7 +158,7 @@ class Session(Protocol):
         ...
 
     def disturbance(self) -> str:
-        """What has slowed the device down since this was last called, in a few words; empty if nothing has."""
+        """The disturbance of the device since this was last called, in a few words; empty if there was none."""
         ...
 
 
@@ -166,7 +167,7 @@ class Target(Protocol):
 
     name: str
     language: str
-    """What a template renders to, for file names and highlighting: cu, cpp."""
+    """Language that a template renders to, for file names and highlighting: cu, cpp."""
     shares_cores: bool
     """True where building and timing compete for the same cores and must take turns."""
 
@@ -179,12 +180,12 @@ class Target(Protocol):
         ...
 
     def restrict(self, devices: Sequence[str]) -> None:
-        """From now on this process sees these devices alone, by their identities, in this order. It must not have asked for
-        any before."""
+        """Has this process see these devices alone, by their identities, in this order. It must not have asked for any
+        before."""
         ...
 
     def limits(self, arch: str) -> Limits:
-        """What `arch` offers; works without the device. Raises DeviceError for an unknown arch."""
+        """Limits of `arch`, without the device. Raises DeviceError for an unknown arch."""
         ...
 
     def runs(self, arch: str) -> str:

@@ -50,7 +50,7 @@ class CpuLoaded:
         return function
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        """Of `launch` only the entry point counts here. Returns when the call is done."""
+        """Calls the entry point of `launch`, whose other fields do not count here, and returns when the call is done."""
         words: list[object] = []
         types: list[type] = []
         for value in values:
@@ -75,7 +75,7 @@ class CpuLoaded:
 
     @property
     def fenced(self) -> bool:
-        """Its threads join before a call returns."""
+        """True: threads join before a call returns."""
         return True
 
     def close(self) -> None:

@@ -126,8 +126,8 @@ class CudaLoaded:
             return None
 
     def _read(self, values: Sequence[Any]) -> tuple[str, list[float], int]:
-        """How struct packs the arguments, 8 bytes apart (addresses, integers, doubles as 64 bits, floats and int32 as 32),
-        these, and the bitwise or of all addresses, from which their common alignment follows."""
+        """The format by which struct packs the arguments, 8 bytes apart (addresses, integers, doubles as 64 bits, floats and
+        int32 as 32); the arguments; and the bitwise or of all addresses, from which their common alignment follows."""
         codes, words, addresses = [], list[float](), 0
         for value in values:
             if hasattr(value, "data_ptr"):  # PyTorch's, or an allocation of this module's
@@ -219,7 +219,7 @@ class BareGpu:
             expect(self._driver.cuMemcpyHtoD(address, ctypes.addressof(held), len(data)), "copying to the GPU")
 
     def read(self, address: int, size: int) -> bytes:
-        """What so many bytes hold when all launches have ended."""
+        """The contents of so many bytes when all launches have ended."""
         held = ctypes.create_string_buffer(max(size, 1))
         expect(self._driver.cuCtxSynchronize(), "the GPU reports")
         expect(self._driver.cuMemcpyDtoH(ctypes.addressof(held), address, size), "copying from the GPU")

@@ -106,7 +106,8 @@ class CudaTarget:
         )
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
-        """None while registers are unknown (PTX). Raises CompileError if there is no such entry point."""
+        """Occupancy of a launch; None while registers are unknown (PTX). Raises CompileError if there is no such entry
+        point."""
         if binary.registers is None:
             return None
         own = ptxas_figures(binary.log, launch.entry) if launch.entry else vars(binary)
@@ -168,7 +169,7 @@ def expect(result: tuple[Any, ...], doing: str) -> Any:
 
 
 def _ask(result: tuple[Any, ...], what: str) -> Any:
-    """As `expect`, for queries about the device. Raises DeviceError."""
+    """Like `expect`, for queries about the device. Raises DeviceError."""
     try:
         return expect(result, f"the CUDA driver does not report {what}")
     except LaunchError as error:
@@ -296,7 +297,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 @cache
 def _header_dirs() -> tuple[Path, ...]:
-    """Where cuda_fp16.h is, then libcu++ (cuda/std) if there is one. Raises DeviceError."""
+    """Folders of cuda_fp16.h and, if there is one, of libcu++ (cuda/std). Raises DeviceError."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     # Wheels of both CUDA 12 and 13 can lie side by side: headers must be of the compiler's own major version.
@@ -348,7 +349,7 @@ def _steady(log: str) -> str:
 
 
 def ptxas_figures(log: str, entry: str) -> dict[str, int] | None:
-    """What ptxas -v says of an entry point, as fields of `Binary`; None where it is not in the log (PTX has no ptxas)."""
+    """Figures of ptxas -v for an entry point, as fields of `Binary`; None where the log has none (PTX has no ptxas)."""
     _, compiled, rest = log.partition(f"Compiling entry function '{entry}'")
     if not compiled:
         return None
@@ -398,7 +399,7 @@ def parse_arch(arch: str) -> tuple[str, int]:
 
 
 def arch_limits(arch: str) -> Limits:
-    """What `arch` offers, with the multiprocessors and cache of one named GPU of it. Raises DeviceError."""
+    """Limits of `arch`, with the multiprocessors and cache of one named GPU of it. Raises DeviceError."""
     number = parse_arch(arch)[1]
     if number not in _TABLE:
         known = ", ".join(f"sm_{n} ({row[-1]})" for n, row in _TABLE.items())
@@ -423,7 +424,7 @@ _REGISTER_UNIT = 256
 """Registers are given to a warp in multiples of this."""
 _SMEM_UNIT = 128
 _PARTITIONS = 4
-"""Of a multiprocessor. Each holds a quarter of the registers; a warp's registers lie in one of them."""
+"""Number of partitions of a multiprocessor. Each holds a quarter of the registers; a warp's registers lie in one of them."""
 
 
 def resident_blocks(registers: int, smem_static_bytes: int, launch: Launch, limits: Limits, barriers: int = 0) -> int:
