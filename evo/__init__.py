@@ -21,7 +21,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    """What brings libraries along, when it is first asked for. `evo.search` is a package that can be called."""
+    """Names that import libraries when they are first asked for. `evo.search` is a package that can be called."""
     if name == "search":
         return import_module("evo.search")
     if name in _PLACES:

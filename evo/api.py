@@ -36,9 +36,9 @@ class Run:
     interrupted: bool
 
     def best(self) -> tuple[Best, ...]:
-        """For each workload the winner, with its time in microseconds, its speed-up over PyTorch and the interval; the
-        fastest so far where no final was held. Workloads of which nothing passed are left out; raises EvoError, which says
-        why, if that are all."""
+        """The winner of each workload, with its time in microseconds, its speed-up over PyTorch and the interval; the
+        fastest candidate so far where no final was held. Workloads of which nothing passed are left out; raises EvoError,
+        which says why, if that are all."""
         with Store.open(self.db, write=False) as store:
             if found := find_best(store, run=self.name):
                 return found

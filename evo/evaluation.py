@@ -1,4 +1,4 @@
-"""What crosses the seams: proposals, builds, checks, timings, evaluations. Plain, frozen, picklable."""
+"""Records that cross the seams: proposals, builds, checks, timings, evaluations. Plain, frozen, picklable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evo.problem.genome import Genome
 
 
 class Status(StrEnum):
-    """How an evaluation ended. Only OK and SAME_CODE may carry times."""
+    """The end of an evaluation. Only OK and SAME_CODE may carry times."""
 
     OK = "ok"
     SAME_CODE = "same_code"
@@ -23,7 +23,7 @@ class Status(StrEnum):
     LOAD_ERROR = "load_error"
     LAUNCH_ERROR = "launch_error"
     WRONG = "wrong"
-    """Refused by the gate."""
+    """The gate has refused the candidate."""
     TIMEOUT = "timeout"
     CRASH = "crash"
     """The device process died."""
@@ -33,7 +33,7 @@ class Status(StrEnum):
     """A device-side trap, assert or illegal instruction; on a CPU abort() or an illegal instruction."""
     OUT_OF_MEMORY = "out_of_memory"
     IMPOSSIBLE = "impossible"
-    """Faster than the memory or the arithmetic of the device allows: nothing that is measured so did the work."""
+    """The time is faster than the memory or the arithmetic of the device allows: the code cannot have done the work."""
 
     @property
     def passed(self) -> bool:
@@ -54,7 +54,7 @@ class Parent:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """What a sampler wants tried. `parents` name earlier proposals of the same run by order."""
+    """A sampler's proposal. `parents` name earlier proposals of the same run by order."""
 
     genome: Genome
     operator: str
@@ -87,16 +87,16 @@ class Candidate:
     task: int
     proposal: Proposal
     build: Build | None = field(default=None, compare=False)
-    """While it is in flight; the binary of a finished candidate is not kept."""
+    """The build of a candidate in flight; a finished candidate does not keep its binary."""
     code: bytes | None = field(default=None, compare=False)
     """Digest of the machine code and of how it is launched: equal code launched differently is not a duplicate."""
     first_measurement: Evaluation | None = field(default=None, compare=False)
-    """While it is measured a second time, because the timing of the first was disturbed."""
+    """The first measurement, while the candidate is measured a second time because its timing was disturbed."""
     costs: Costs = field(default_factory=Costs, compare=False)
     status: Status | None = field(default=None, compare=False)
     """None while it is in flight."""
     ratio: float | None = field(default=None, compare=False)
-    """Its cold time over the reference's."""
+    """Cold time over the reference's."""
     disturbed: bool = field(default=False, compare=False)
     """Something slowed its timing down: the ratio cannot make it the best."""
 
@@ -163,7 +163,7 @@ class Check:
 
 
 UNCHECKED = "not checked for"
-"""What a line of a winner's log begins with that says which check it has not met, and why."""
+"""Beginning of a line of a winner's log that names a check which it has not met, and why."""
 
 AA_CONTROL = "twin"
 """The contender that is a second copy of the winner, in the race that confirms it."""
@@ -173,7 +173,7 @@ FINALIST = "finalist"
 confirmed it."""
 
 BOOTSTRAP_SAMPLES = 10
-"""From so many samples on an interval comes from a bootstrap."""
+"""Least number of samples for an interval from a bootstrap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,8 +202,8 @@ def within_noise(ratio: float | None, noise: float | None) -> bool:
 
 
 def is_disturbed(clocks: Mapping[str, Any] | None) -> bool:
-    """Whether rounds that something slowed down are among a timing's samples. The figure is then not sure: it is shown as no
-    speed-up, confirms nothing, and ranks behind all that are sure. clocks: the timing's, also as a database has them."""
+    """Whether rounds that something slowed down are among a timing's samples. Such a figure is not sure: it is shown as no
+    speed-up, confirms nothing, and ranks behind all sure ones. clocks: the timing's, also as a database has them."""
     return bool((clocks or {}).get("disturbed"))
 
 
@@ -257,10 +257,10 @@ class Evaluation:
 
     status: Status
     build: Build | None = None
-    """None in what a device process found out: whoever asked it has the build."""
+    """None from a device process: whoever asked it has the build."""
     checks: tuple[Check, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """By name of a case, why it could not be run."""
+    """Reasons why cases could not be run, by name."""
     timings: tuple[Timing, ...] = ()
     log: str = ""
     same_code_as: int | None = None
@@ -287,6 +287,6 @@ class Evaluation:
 
     @property
     def score(self) -> float | None:
-        """What a search minimises: the cold time over the reference baseline's. None if it has no time that is sure."""
+        """The minimised figure of a search: the cold time over the reference baseline's. None without a sure time."""
         timing = self.timing()
         return timing.ratio if timing and not timing.disturbed else None

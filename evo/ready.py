@@ -77,7 +77,7 @@ class ReadyKernel:
 
 
 def kernels() -> tuple[ReadyKernel, ...]:
-    """What is shipped, by name. Raises ImportError for a folder whose manifest cannot be read."""
+    """Shipped kernels, by name. Raises ImportError for a folder whose manifest cannot be read."""
     return tuple(map(_read, _folders().values()))
 
 
@@ -117,7 +117,7 @@ def _template(folder: Path) -> Path:
 
 
 def _functions(folder: Path) -> tuple[str, ...]:
-    """As `functions_of`, of a shipped package. Raises ImportError."""
+    """Functions of a shipped package, as `functions_of` finds them. Raises ImportError."""
     return functions_of(_template(folder))
 
 
@@ -198,8 +198,8 @@ class _Shipped(MetaPathFinder, InspectLoader):
 
 
 def _owners() -> dict[str, list[Path]]:
-    """Which folders claim a name: the package's, or one of its functions and modules. One that cannot be read has its own
-    alone, and keeps nobody from using the others."""
+    """Folders that claim a name: the package's, or one of its functions and modules. A folder that cannot be read claims its
+    own name alone, and keeps nobody from using the others."""
     owners: dict[str, list[Path]] = {}
     for name, folder in _folders().items():
         owners.setdefault(name, []).append(folder)

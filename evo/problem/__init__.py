@@ -1,1 +1,1 @@
-"""What is to be computed, and how it may vary: kernels, workloads, search spaces, genomes, rendered sources."""
+"""Problems and the ways to solve them: kernels, workloads, search spaces, genomes, rendered sources."""

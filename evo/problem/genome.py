@@ -12,7 +12,7 @@ from evo.errors import SpaceError
 from evo.problem.space import Point, Value
 
 Change = dict[str, tuple[Value | None, Value | None]]
-"""What differs between two genomes, as {name: (value in the first, value in the second)}; None where absent."""
+"""Differences of two genomes, as {name: (value in the first, value in the second)}; None where absent."""
 
 
 @lru_cache(maxsize=None, typed=True)

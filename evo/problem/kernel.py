@@ -76,7 +76,7 @@ class Case:
     offset: int | tuple[int, ...] = 0
     """Elements by which tensors start past an aligned address; of several numbers each in turn, the last for all others."""
     far: str = ""
-    """What reaches beyond 2^31 elements, by name (`evo.measure.far`): a stride argument or a dimension. Empty: nothing."""
+    """Name of the stride or dimension that reaches beyond 2^31 elements (`evo.measure.far`); empty if none does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSequence:
-    """What one call of a candidate does: launches, in order on one stream."""
+    """The launches of one call of a candidate, in order on one stream."""
 
     launches: tuple[Launch, ...]
     workspace: tuple[tuple[str, int], ...] = ()
@@ -106,7 +106,7 @@ class LaunchSequence:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What an architecture or machine offers, as far as spaces and launches depend on it.
+    """Limits of an architecture or machine that spaces and launches depend on.
 
     For CUDA: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
     """
@@ -118,7 +118,7 @@ class Limits:
     threads_per_multiprocessor: int = 1536
     registers_per_multiprocessor: int = 65536
     smem_bytes_per_block: int = 0
-    """With opt-in, not the static 48 KB."""
+    """Shared memory with opt-in, not the static 48 KB."""
     smem_bytes_per_multiprocessor: int = 0
     smem_bytes_reserved_per_block: int = 1024
     blocks_per_multiprocessor: int = 24
@@ -223,12 +223,12 @@ TOLERANCE = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What the problem needs at least: bytes moved once in and once out, floating-point operations."""
+    """Least cost of the problem: bytes moved once in and once out, floating-point operations."""
 
     bytes: int
     flops: int
     rate: float = 1.0
-    """How fast a GPU may do these operations, over products that are summed in float32."""
+    """Speed of these operations on a GPU, relative to products that are summed in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,13 +264,13 @@ class Kernel:
 
     name: str
     dtypes: Mapping[str, tuple[str, ...]]
-    """By target."""
+    """Dtypes by target."""
     arguments: tuple[Argument, ...]
     """Left out, the scalars behind the tensors: all dimensions (int64), the options that are numbers (opmath, int64)."""
     reference: Callable[[Tensors, Workload], Mapping[str, torch.Tensor]]
     """(inputs, workload): outputs by name, from float64 copies of the inputs."""
     workloads: Mapping[str, tuple[Workload, ...]]
-    """By target: what a search runs when none is named."""
+    """Workloads by target, which a search runs when none is named."""
     space: Callable[[str, Workload, Limits], Space]
     """(target, workload, limits): with a legal default. A mapping of names to spaces where a target has several templates,
     TARGET.NAME.SUFFIX.j2: those that are of use there, each with its space. `point["template"]` is then the name."""
@@ -287,13 +287,13 @@ class Kernel:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Texts that an option may have, by option; one left out may have any."""
     option_min: Mapping[str, float] = field(default_factory=dict)
-    """By option that is a number: the smallest value it may have; those left out may have any finite one."""
+    """Smallest value of an option that is a number; an option that is left out may have any finite value."""
     compile_time_dims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By target: dimensions and options that are compile-time constants. Left out: none is."""
+    """Dimensions and options that are compile-time constants, by target. Left out: none is."""
     tolerance: Mapping[str, Tolerance] = field(default_factory=lambda: TOLERANCE)
-    """By dtype."""
+    """Tolerances by dtype."""
     own_tolerance: Callable[[Workload, str], Tolerance | None] = lambda workload, output: None
-    """Of an output, by name, whose dtype alone does not say it."""
+    """Tolerance of an output, by name, for which its dtype alone does not decide."""
     inputs: Callable[[Workload, str, torch.Generator], Tensors] = _left_out
     """(workload, data, generator): input tensors by name, in the workload's dtype, on the generator's device. Left out:
     `draw`."""
@@ -316,15 +316,15 @@ class Kernel:
     """Left out, of role "reference": `reference` in the workload's dtype; of role "ceiling", if the cost is left out:
     a copy of as many bytes."""
     same_dtype: Callable[[Tensors, Workload], object] | None = None
-    """What a candidate's errors may be twice of: outputs in the workload's dtype. None: the reference baseline's."""
+    """Outputs in the workload's dtype, whose errors a candidate's may be twice. None: the reference baseline's outputs."""
     inactive: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
-    """By target: what a template reads for a parameter that is not active at a point."""
+    """Values that a template reads for parameters that are not active at a point, by target."""
     compile_flags: Callable[[str, Mapping[str, Value]], tuple[str, ...]] = lambda target, point: ()
     """(target, point): extra compiler flags a point asks for."""
     memory_order: Callable[[Workload, str], tuple[int, ...]] | None = None
     """(workload, output): an output's axes from the outermost in memory to the innermost. None: in their order."""
     validate: Callable[[Workload], str] = lambda workload: ""
-    """What is wrong with sizes that are each in range, such as a number that has to divide another; empty if nothing is."""
+    """Fault of sizes that are each in range, such as a number that has to divide another; empty if there is none."""
     replaces: str = ""
     """The PyTorch function whose signature an export has, e.g. torch.nn.functional.layer_norm."""
     backward_of: str = ""
@@ -368,7 +368,7 @@ class Kernel:
         object.__setattr__(self, name, value)
 
     def _derived(self) -> Iterator[tuple[str, object]]:
-        """What is derived where it is left out, by field, each from those before."""
+        """Fields that are derived where they are left out, each from those before."""
         from evo.problem import derived
 
         if self.data is DATA and self.inputs is _left_out and any(a.dtype in INTEGER_BYTES for a in self.outputs()):
@@ -522,7 +522,7 @@ class Kernel:
             raise UnknownNameError(f"target of kernel {self.name}", target, self.dtypes)
 
     def binding(self, target: str, workload: Workload) -> Workload:
-        """What a source is compiled for: the dtype, and those of the dimensions and options that are compiled in."""
+        """The part of a workload that a source is compiled for: the dtype, dimensions and options that are compiled in."""
         fixed = self.compile_time_dims[target]
         return Workload(
             dims=tuple((k, v) for k, v in workload.dims if k in fixed),
@@ -533,8 +533,8 @@ class Kernel:
     def plans(
         self, target: str, point: Mapping[str, Value], workload: Workload, built: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[LaunchPlan, ...]:
-        """Launch plans in order; each names its entry point. built: `Binary.launch`, which goes before what `plan` gives.
-        Raises KernelError if there is none."""
+        """Plans of all launches, in order, each with its entry point. built: `Binary.launch`, which goes before what `plan`
+        gives. Raises KernelError if there is none."""
         found = self.plan(target, point, workload)
         plans = (found,) if isinstance(found, LaunchPlan) else found
         if not plans:
@@ -575,7 +575,7 @@ class Kernel:
 
     @property
     def reference_baseline(self) -> Baseline:
-        """What users call today."""
+        """The baseline that users call today."""
         return next(b for b in self.baselines if b.role == "reference")
 
     @property

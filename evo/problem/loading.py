@@ -23,7 +23,7 @@ from evo.problem.stated import check_statement, told
 from evo.runtime.statement import Bound, Function
 
 UNFILLED = "# FILL IN: "
-"""In a kernel.py that `evo new` has written, before what only its user knows."""
+"""Mark, in a kernel.py that `evo new` has written, of what only its user knows."""
 
 
 def template_root() -> Path:
@@ -101,7 +101,7 @@ def _sources() -> frozenset[str]:
 
 
 _EXPORTED = [Path(name).stem for name in FUNCTION_FILES]
-"""What is for exports alone, unless kernel.py imports it: the names of files without their suffixes."""
+"""Names, without suffixes, of files for exports alone, unless kernel.py imports them."""
 _SHARED_NAME = re.compile(rb"""["'<](_\w+)/((?:\{\{.*?\}\}|\{%.*%\}|[\w./-])*)""")
 """A file of a folder that kernels share, where it is named: _shared/row.cuh, or _shared/mma{{ "_half" if p.half }}.cuh."""
 _INCLUDE = re.compile(rb"""#\s*include\s*["<]([^">\n]+)|\{%-?\s*(?:include|import|extends|from)\s+["']([^"'\n]+)""")
@@ -171,7 +171,7 @@ def kernel_digest(folder: Path) -> str:
 
 _PACKAGE = "_evo_kernel_"
 _LOADS = 3
-"""How often a kernel is loaded whose files change meanwhile."""
+"""Number of attempts to load a kernel whose files change meanwhile."""
 _loaded: dict[Path, Kernel] = {}
 """The kernels of this process, by folder."""
 

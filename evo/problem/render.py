@@ -231,8 +231,8 @@ def _fill(
 
 
 def _place(error: BaseException, file: Path) -> str:
-    """Where it happened, in `file` or in what that includes. Jinja rewrites tracebacks so that the innermost template frame
-    carries the template's own file and line."""
+    """Place of an error, in `file` or in a file that it includes. Jinja rewrites tracebacks so that the innermost template
+    frame carries the template's own file and line."""
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     return next((f"{name}, line {line}" for name, line in reversed(frames) if name.endswith(".j2")), str(file))
 
@@ -246,7 +246,8 @@ _DEFINITION = re.compile(
     r"|(?:static[ \t]+)?const(?:expr)?[ \t]+[\w \t]+?\b(\w+)[ \t]*=[ \t]*(\d+)[uUlL]*[ \t]*;)",
     re.MULTILINE,
 )
-"""Of a macro, or of a constant that is a whole number: (name, text, None, None) or (None, None, name, number)."""
+"""Definitions of a macro, or of a constant that is a whole number: (name, text, None, None) or (None, None, name,
+number)."""
 
 
 _ASKS = re.compile(r"^[ \t]*#[ \t]*(ifdef|ifndef|undef)\b.*", re.MULTILINE)
@@ -265,7 +266,7 @@ def definitions(code: str) -> Iterator[tuple[str, str, tuple[int, int]]]:
 
 
 def uses(code: str) -> Counter[str]:
-    """How often each name is there, but for where it is defined or its definition is asked for."""
+    """Number of uses of each name, apart from its definitions and questions whether it is defined."""
     names = Counter(_NAME.findall(_ASKS.sub("", code)))
     return names - Counter(name for name, _, _ in definitions(code))
 

@@ -26,7 +26,7 @@ _WIDTH = {0: 1, 1: 48, 2: 12, 3: 5}
 _NEAR = 64
 """A divisor is looked for among so many sizes below and above."""
 _STEPS = 9
-"""How often a step to the next multiple is doubled: multiples of a multiple may be asked for."""
+"""Number of times that a step to the next multiple is doubled: multiples of a multiple may be asked for."""
 
 
 def is_legal(kernel: Kernel, workload: Workload) -> bool:

@@ -117,7 +117,7 @@ class Space:
     parameters: tuple[Parameter, ...]
     constraints: tuple[Constraint, ...] = ()
     default: Point = field(default_factory=dict)
-    """Where a parameter is left out, it has its first value."""
+    """The default point. A parameter that is left out has its first value."""
     initial_points: tuple[Point, ...] = ()
     """Legal points that a sampler tries first, behind the default unless `default_first` is off."""
     default_first: bool = True
@@ -216,7 +216,8 @@ class Space:
         return self._walk(rng)
 
     def _walk(self, rng: random.Random) -> Point:
-        """From the default, one parameter after the other to a random value, as long as that is legal."""
+        """A point reached from the default by setting one parameter after the other to a random value, as long as that is
+        legal."""
         point = self.complete(self.default)
         for _ in range(_WALK_ROUNDS):
             for p in rng.sample(self.parameters, len(self.parameters)):

@@ -1,4 +1,4 @@
-"""What a kernel.py states as functions, called so that a mistake in one is told as its author's: where, and what."""
+"""Calls of functions that a kernel.py states: a mistake in one is reported as its author's, with its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evo.problem.kernel import Argument, Kernel
 
 _DEVICE = ("out of memory", "not enough memory", "CUDA error", "cudaError")
-"""In a PyTorch error that no author of a kernel is to blame for."""
+"""Words of a PyTorch error that no author of a kernel is to blame for."""
 _HERE = str(Path(__file__).parent)
 """Calls from here are no part of what an author has written."""
 
@@ -77,7 +77,7 @@ def check_statement(kernel: Kernel) -> None:
 
 
 def call_stated(kernel: Kernel, what: str, function: Callable[..., Any], *given: Any) -> Any:
-    """What a function of a kernel returns. Raises KernelError in place of what it raises."""
+    """The result of a kernel's function. Raises KernelError in place of the function's exceptions."""
     try:
         return function(*given)
     except (EvoError, MemoryError):
@@ -98,7 +98,8 @@ def told(folder: Path, what: str, error: BaseException) -> KernelError:
 
 
 def _is_own(path: Path, folder: Path) -> bool:
-    """What kernels of a family share lies beside them, in folders whose names begin with an underscore."""
+    """Whether a file belongs to the kernel. Kernels of a family share files in folders beside them whose names begin with an
+    underscore."""
     return path.is_relative_to(folder) or (path.parent.parent == folder.parent and path.parent.name.startswith("_"))
 
 
@@ -150,8 +151,7 @@ def _wrong_inputs(kernel: Kernel, found: Any, workload: Any, *given: Any) -> str
 
 
 def wrong_outputs(kernel: Kernel, found: Mapping[str, Any], workload: Any, *, complete: bool) -> str:
-    """What is wrong with outputs by name; empty if nothing is. Some may be missing, unless it is to be
-    complete."""
+    """Fault of outputs by name; empty if there is none. Some may be missing, unless `complete`."""
     for a in kernel.outputs(workload):
         if complete and found and a.name not in found:
             return f"returns {', '.join(map(repr, found))}, and no {a.name!r}"
@@ -240,4 +240,4 @@ _WRONG: dict[str, Callable[..., str]] = {
     "cost": _wrong_cost,
     "validate": _is(str, "a text, empty for what is right"),
 }
-"""By function of a kernel, what is wrong with what it has returned for its arguments; empty if nothing is."""
+"""Faults of the result of a kernel's function for its arguments, by function; empty if there is none."""

@@ -40,7 +40,7 @@ class _Subject(NamedTuple):
     task: TaskExecutor
     genome: Genome
     changes: Point = {}  # noqa: RUF012
-    """What differs from the default there."""
+    """Parameters that differ from the default of that workload."""
     batches: Sequence[tuple[Case, ...]] = ((),)
     """Cases that it is gated on beyond the kernel's own, one batch after another until one is refused."""
 
@@ -52,7 +52,7 @@ class Checked:
     workload: Workload
     genome: Genome
     changes: Point
-    """What differs from the default; empty for the default itself."""
+    """Parameters that differ from the default; empty for the default itself."""
     cases: tuple[str, ...]
     """Names of the gate's cases, in order, with those asked for beyond the kernel's, without those that are left out. The
     gate ends at the first refused."""
@@ -60,7 +60,7 @@ class Checked:
     """Names of those that come behind a batch with a refusal."""
     build: Build
     measurement: Evaluation | None = None
-    """None if it was not run: it did not compile, or was only to be compiled."""
+    """None if the candidate was not run: it did not compile, or was only to be compiled."""
     timed: bool = False
     """Whether it was to be run at the workload's own size too, as a search times it."""
 
@@ -150,7 +150,7 @@ def _of_their_code(tasks: Sequence[TaskExecutor], cases: tuple[Case, ...]) -> li
 
 
 def cost_faults(kernel: Kernel, workloads: Sequence[Workload]) -> list[str]:
-    """What is wrong with the kernel's `cost` at these workloads: it is what rooflines and rates are computed from."""
+    """Faults of the kernel's `cost` at these workloads; rooflines and rates are computed from it."""
     found = []
     for workload in workloads:
         try:
@@ -167,7 +167,7 @@ def cost_faults(kernel: Kernel, workloads: Sequence[Workload]) -> list[str]:
 
 
 def _batches(task: TaskExecutor, named: tuple[Case, ...], number: int) -> list[tuple[Case, ...]]:
-    """So many random cases, behind those that are named; at least those that every finalist meets."""
+    """Batches of the named cases and of so many random ones, but at least those that every finalist meets."""
     drawn = task.random_cases(number)
     first, *more = [drawn[i : i + _CASES_AT_ONCE] for i in range(0, len(drawn), _CASES_AT_ONCE)] or [()]
     return [named + first, *more]

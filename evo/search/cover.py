@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 WITHIN = 0.03
-"""How much longer than the fastest variant that is known for a task one may take that serves many."""
+"""Largest share by which a variant that serves many tasks may be slower than the fastest one known for a task."""
 _MOST_VARIANTS = 12
-"""For one dtype."""
+"""Largest number of variants for one dtype."""
 _LEAST_WITHIN = 1e-3
 """The excess that none at all grows to first, where it needs too many variants."""
 _FIRST_VARIANTS = 32
-"""So many first variants the greedy choices are tried with."""
+"""Number of first variants that the greedy choices are tried with."""
 
 
 def choose(

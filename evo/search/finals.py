@@ -41,7 +41,7 @@ Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _WINNERS_MULTIPLE = 3
 """The winner meets so many times the random cases of a finalist, on top."""
 _CONFIRMATIONS = 2
-"""How often a race is held that died without naming a contender, before its contender counts as refused."""
+"""Number of races that may die without naming a contender before their contender counts as refused."""
 
 
 @dataclass(kw_only=True)
@@ -52,11 +52,11 @@ class Finalist:
     build: Build
     measurement: Evaluation
     checked: Future[Sanitized] | None = None
-    """What the memory checker finds of it, where that was begun while the finalists were gated."""
+    """Findings of the memory checker, where it was begun while the finalists were gated."""
 
     @property
     def name(self) -> str:
-        """Its name as a contender."""
+        """The finalist's name as a contender."""
         return str(self.candidate.order)
 
     @property
@@ -70,7 +70,7 @@ class Finalist:
 
     @property
     def raced(self) -> Timing | None:
-        """Its time in the race of all finalists."""
+        """The finalist's time in the race of all finalists."""
         return self._cold(FINALIST) or self.timing
 
     def _cold(self, contender: str) -> Timing | None:
@@ -243,8 +243,8 @@ def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluatio
 
 
 def _with_memory(task: TaskExecutor, checked: Future[Sanitized] | None, passed: Evaluation) -> Evaluation:
-    """What has passed the gate, refused if the device's memory checker finds a fault. A fault of the tool or the machine
-    refuses nothing: then the log says that it was not checked."""
+    """A measurement that has passed the gate, refused if the device's memory checker finds a fault. A fault of the tool or
+    the machine refuses nothing: then the log says that the candidate was not checked."""
     if checked is None:
         return replace(passed, log=f"{UNCHECKED} memory errors: its run has too many workloads")
     try:

@@ -40,7 +40,7 @@ _FIRST_S = 60.0
 """A first candidate may take so much longer than the budget."""
 
 _LAST_S = 10.0
-"""What is being timed when a search is interrupted may take so long."""
+"""Longest wait for the present timing when a search is interrupted."""
 
 _MOST = 1e12
 """A budget has at most so many seconds, and so many evaluations."""
@@ -53,7 +53,8 @@ _ELITES = 1000
 """Candidates that are kept for the finals of a task, the best."""
 
 _DISTURBED_RETRIES = 3
-"""After so many disturbed ones that would be the best, and until a timing is not, none is measured a second time."""
+"""Number of disturbed timings in a row that would be the best after which none is measured a second time, until a timing is
+not disturbed."""
 
 
 # -- how far a search is, and when it stops ----------------------------------------------------------------------
@@ -105,14 +106,14 @@ class Improvement:
 
 @dataclass(kw_only=True)
 class Progress:
-    """What an observer sees of a running search. Owned by the search; read it, do not keep it.
+    """The state of a running search, for observers. The search owns it; read it, do not keep it.
 
-    Of a run that is resumed, candidates and seconds are those of the run as a whole, and costs those since then.
+    Candidates and seconds of a resumed run are those of the run as a whole; costs are those since then.
     """
 
     finished: int = 0
     replayed: int = 0
-    """How many candidates had finished before the run was resumed; `finished` counts them, too."""
+    """Number of candidates that had finished before the run was resumed; `finished` counts them, too."""
     building: int = 0
     measuring: int = 0
     by_status: dict[Status, int] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class Progress:
     """The last improvement of each task, by its number."""
     improvements: list[Improvement] = field(default_factory=list)
     waiting: tuple[int, InFlight] | None = None
-    """For the work that has been in flight the longest, which is of the candidate of this order."""
+    """The work that has been in flight the longest, with its candidate's order."""
     spent: Costs = field(default_factory=Costs)
     spent_on_finished: Costs = field(default_factory=Costs)
     """The part of it that went into candidates which have a result."""
@@ -133,7 +134,7 @@ class Progress:
     interrupted: bool = False
     """A signal ends the search when what is being timed is done."""
     incidents: dict[str, int] = field(default_factory=dict)
-    """What the search has survived since it began or was resumed: how often, by its name."""
+    """Number of each incident that the search has survived since it began or was resumed, by its name."""
 
 
 Observer = Callable[[Progress], None]
@@ -178,11 +179,12 @@ class _Task:
     """The reference's time in each race, as the candidate's median and ratio give it."""
     incumbent: Incumbent | None = None
     near: dict[Genome, tuple[float, int]] = field(default_factory=dict)
-    """Where tasks exchange what works: ratio and order of what is nearly as fast as this one's best, which is the first."""
+    """Ratio and order of candidates nearly as fast as this task's best, which is the first; for the exchange between
+    tasks."""
     tried: set[Genome] = field(default_factory=set)
-    """Where tasks exchange what works: what was proposed for this one, or is not legal for it."""
+    """Genomes that were proposed for this task, or are not legal for it; for the exchange."""
     idle: int = 0
-    """Where tasks exchange what works: proposals since this one last improved; an improvement halves it."""
+    """Number of proposals since the task last improved, which an improvement halves; for the exchange."""
 
 
 class Search:
@@ -266,7 +268,7 @@ class Search:
         return list(self._tasks[task].elites)
 
     def reference_us(self, task: int) -> float:
-        """What the reference of a task takes where nothing disturbs it; infinite where that is not known."""
+        """Time of a task's undisturbed reference; infinite where it is not known."""
         return usual_us(self._tasks[task].reference_us)
 
     # -- the schedule ---------------------------------------------------------------------------------------
@@ -294,7 +296,7 @@ class Search:
                 return None
 
     def _wind_up(self) -> StopReason | None:
-        """Where the search is interrupted: the reason to stop, when what is being timed is done."""
+        """The reason to stop an interrupted search, when the present timing is done."""
         if self._last is None:
             on_devices = [w for w in self._executor.in_flight() if w.stage in ("gate", "timing", "asked")]
             found = (self._candidate_of(work) for work in on_devices)
@@ -351,8 +353,8 @@ class Search:
         self._when_done(future, lambda done: self._on_build(candidate, done.result()))
 
     def _adopted(self, number: int, order: int) -> Proposal | None:
-        """What this task has not tried and serves most of the others, the nearest first; at most every second proposal. What
-        serves one alone is offered if it is the best there."""
+        """The candidate of other tasks, not tried for this one, that serves most of them, the nearest first; at most every
+        second proposal. A candidate that serves one task alone is offered if it is the best there."""
         task, serves, origins = self._tasks[number], Counter[Genome](), dict[Genome, int]()
         for other in sorted(range(len(self._tasks)), key=lambda n: abs(n - number)) if task.idle % 2 else ():
             for place, (genome, (_, origin)) in enumerate(self._tasks[other].near.items()):
@@ -483,7 +485,7 @@ class Search:
         original.duplicates = None
 
     def _keep_first_measurements(self) -> None:
-        """Where nothing else has passed; elsewhere `evo resume` measures again."""
+        """Keeps disturbed first measurements where nothing else has passed; otherwise `evo resume` measures again."""
         without = [number for number, task in enumerate(self._tasks) if not task.elites]
         for candidate in self._untold.values():
             if candidate.first_measurement is not None and candidate.task in without:
@@ -503,7 +505,7 @@ class Search:
         self.progress.spent += costs
 
     def _is_best(self, task: int, timing: Timing) -> bool:
-        """So far, by its ratio."""
+        """Whether a timing is a task's best so far, by its ratio."""
         best = self.progress.best.get(task)
         return timing.ratio is not None and (best is None or timing.ratio < best.ratio)
 

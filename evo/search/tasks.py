@@ -29,7 +29,7 @@ _FINALIST_SANITIZED_S, _WINNER_SANITIZED_S, _WINNERS_SANITIZED_S = 180.0, 5.0, 6
 _LEAST_SANITIZING_S = 1.0
 """A memory checker does not start in less."""
 _PAUSE_S, _CHECKED_EVERY_S = 1.0, 1.0
-"""Before a disturbed race is held again; then twice as long, and so on. How often `TaskExecutor.check` is called."""
+"""Pause before a disturbed race is held again, doubled each time; and the interval of calls of `TaskExecutor.check`."""
 _LEAST_RACE_S = 1.0
 """The least limit of a race that is held again: with less it would have no rounds."""
 _Result = TypeVar("_Result")
@@ -37,7 +37,8 @@ _Result = TypeVar("_Result")
 
 @dataclass(kw_only=True)
 class Patience:
-    """How long races of finals wait for a quiet machine, all together. tell: of a wait that begins, and what is left."""
+    """The seconds that all races of finals together may still wait for a quiet machine. tell: called with the workload and
+    the seconds left when a wait begins."""
 
     left_s: float
     tell: Callable[[Workload, float], None]
@@ -60,9 +61,9 @@ class TaskExecutor(TaskData):
     race_s: float = math.inf
     """The seconds that a race takes at most."""
     reference_us: float = math.inf
-    """See `RaceRequest`."""
+    """The reference's usual time, as in `RaceRequest`."""
     patience: Patience | None = None
-    """With it, a race that was disturbed is held again."""
+    """The patience with which a disturbed race is held again; without it, no race is."""
     check: Callable[[], None] = lambda: None
     """Is called while a result is waited for: what it raises ends the waiting."""
 
@@ -111,7 +112,8 @@ class TaskExecutor(TaskData):
         return result.result()
 
     def random_cases(self, number: int) -> tuple[Case, ...]:
-        """So many, but at least those that every finalist meets, which come first. Fewer are the first of more."""
+        """Random cases: so many, but at least those that every finalist meets, which come first. A smaller number gives the
+        first of a larger one's."""
         if number not in self._drawn:
             self._drawn[number] = random_cases(self.problem, self.target, self.workload, self.seed, number)
         return tuple(self._drawn[number])
@@ -155,7 +157,8 @@ class TaskExecutor(TaskData):
 
 
 def missing_kinds(kernel: Kernel, target: str, workloads: Sequence[Workload]) -> dict[str, list[str]]:
-    """The kinds of cases that the kernel's arguments ask for and no gate has, by the key of each workload that lacks any."""
+    """Kinds of cases that the kernel's arguments ask for and no gate of a workload has, by the workload's key; without
+    workloads that lack none."""
     missing = {w.key: [kind for kind, number in count_kinds(kernel, target, w).items() if not number] for w in workloads}
     return {key: kinds for key, kinds in missing.items() if kinds}
 

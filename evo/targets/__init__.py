@@ -186,7 +186,8 @@ class Session(Protocol):
 
     @property
     def hazards(self) -> Hazards | None:
-        """None if the device has none. Raises what creating them raises: the gate does not run without them."""
+        """The hazards of the device; None if it has none. Raises what creating them raises: the gate does not run without
+        them."""
         ...
 
     def load(self, binary: Binary, entry: str) -> Loaded:
@@ -220,7 +221,7 @@ class Session(Protocol):
         ...
 
     def disturbance(self) -> str:
-        """What has slowed the device down since this was last called, in a few words; empty if nothing has."""
+        """The disturbance of the device since this was last called, in a few words; empty if there was none."""
         ...
 
 
@@ -283,9 +284,9 @@ class Target(Protocol):
 
     name: str
     language: str
-    """The usual one of its templates, by name."""
+    """Name of the usual language of its templates."""
     example_arch: str
-    """One that is compiled for where there is no device."""
+    """Architecture to compile for where there is no device."""
     shares_cores: bool
     """True where candidates run on the machine's own cores, in its memory: building and timing must take turns."""
     summed_bytes: int
@@ -305,12 +306,12 @@ class Target(Protocol):
         ...
 
     def restrict(self, devices: Sequence[str]) -> None:
-        """From now on this process sees these devices alone, by their identities, in this order. It must not have asked for
-        any before."""
+        """Has this process see these devices alone, by their identities, in this order. It must not have asked for any
+        before."""
         ...
 
     def limits(self, arch: str) -> Limits:
-        """What `arch` offers; works without the device. Raises DeviceError for an unknown arch."""
+        """Limits of `arch`, without the device. Raises DeviceError for an unknown arch."""
         ...
 
     def runs(self, arch: str) -> str:

@@ -52,7 +52,7 @@ class CpuLoaded:
         return function
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        """Of `launch` only the entry point counts here. Returns when the call is done."""
+        """Calls the entry point of `launch`, whose other fields do not count here, and returns when the call is done."""
         slots, words = handed_over(self._entry, values, on_gpu=False)
         function = self._functions.get(launch.entry) or self._find(launch.entry)
         if self._slots.get(launch.entry) != slots:
@@ -61,7 +61,7 @@ class CpuLoaded:
 
     @property
     def fenced(self) -> bool:
-        """Its threads join before a call returns."""
+        """True: threads join before a call returns."""
         return True
 
     def close(self) -> None:

@@ -188,7 +188,7 @@ class BareGpu:
             do("cuMemcpyHtoD", "copying to the GPU", address, data, len(data))
 
     def read(self, address: int, size: int) -> bytes:
-        """What so many bytes hold when all launches have ended."""
+        """The contents of so many bytes when all launches have ended."""
         held = ctypes.create_string_buffer(max(size, 1))
         do("cuCtxSynchronize", "the GPU reports")
         do("cuMemcpyDtoH", "copying from the GPU", held, address, size)

@@ -225,8 +225,8 @@ for some cards it is the normal state."""
 
 
 def strangers(processes: Sequence[int]) -> int:
-    """How many of the processes belong to other commands: those of this command have the same parent as this process.
-    Raises LookupError if the identifiers are of another namespace."""
+    """Number of processes that belong to other commands; those of this command have the same parent as this process. Raises
+    LookupError if the identifiers are of another namespace."""
     if processes and os.getpid() not in processes:
         raise LookupError
     return sum(_parent_of(p) != os.getppid() for p in {*processes} - {os.getpid()})
@@ -251,7 +251,8 @@ def _nvml() -> tuple[Any, Any]:
 
 
 _NAPS = 64
-"""Of about a microsecond, from the candidate's launch on: its blocks start, and read any input that they do not wait for."""
+"""Number of naps of about a microsecond from the candidate's launch on: its blocks start, and read any input that they do
+not wait for."""
 
 _MOST_NAPS = 1 << 24
 """A host that has stopped does not keep the GPU waiting for ever: half a minute. What it launches then is not checked."""

@@ -112,11 +112,11 @@ def _without_noise(ptx: bytes) -> str:
 
 _INSTRUCTION_BYTES, _OPCODE = 16, 0xFFF
 _PREEXIT = 0x82D
-"""What griddepcontrol.launch_dependents becomes, from sm_90 to sm_121 alike (as nvdisasm names it)."""
+"""Opcode of griddepcontrol.launch_dependents, from sm_90 to sm_121 alike (as nvdisasm names it)."""
 
 
 _ERRBAR = 0x9AB
-"""What follows a memory barrier for the whole device or system, from sm_80 to sm_120 alike; not one for a block."""
+"""Opcode that follows a memory barrier for the whole device or system, from sm_80 to sm_120 alike; not one for a block."""
 _FENCES = re.compile(r"(membar|fence)\S*\.(gl|gpu|sys)\b|\.(release|acq_rel)\.(gpu|sys)\b")
 
 

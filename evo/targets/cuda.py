@@ -156,7 +156,7 @@ def get(kind: Any, function: str, doing: str, *arguments: Any) -> Any:
 
 
 def _ask(kind: Any, function: str, what: str, *arguments: Any) -> Any:
-    """As `get`, for queries about the device. Raises DeviceError, also where no GPU can be used."""
+    """Like `get`, for queries about the device. Raises DeviceError, also where no GPU can be used."""
     try:
         load_driver()
     except Unavailable as reason:
@@ -305,7 +305,7 @@ def parse_arch(arch: str) -> tuple[str, int]:
 
 
 def arch_limits(arch: str) -> Limits:
-    """What `arch` offers, with the multiprocessors and cache of one named GPU of it. Raises DeviceError."""
+    """Limits of `arch`, with the multiprocessors and cache of one named GPU of it. Raises DeviceError."""
     number = parse_arch(arch)[1]
     if number not in _TABLE:
         known = ", ".join(f"sm_{n} ({row[-1]})" for n, row in _TABLE.items())
@@ -331,7 +331,7 @@ _REGISTER_UNIT = 256
 """Registers are given to a warp in multiples of this."""
 _SMEM_UNIT = 128
 _PARTITIONS = 4
-"""Of a multiprocessor. Each holds a quarter of the registers; a warp's registers lie in one of them."""
+"""Number of partitions of a multiprocessor. Each holds a quarter of the registers; a warp's registers lie in one of them."""
 
 
 def resident_blocks(registers: int, smem_static_bytes: int, launch: Launch, limits: Limits, barriers: int = 0) -> int:

@@ -47,7 +47,7 @@ class Cpp:
         self._compiler = compiler
 
     def compiler(self) -> str:
-        """With the processor, on which the meaning of -march=native depends."""
+        """Name of the compiler with the processor, on which the meaning of -march=native depends."""
         instructions = hashlib.sha256(" ".join(sorted(features())).encode()).hexdigest()[:8]
         return f"{compiler_version(compiler_path(self._compiler))}, on {model()} [{instructions}]"
 

@@ -76,7 +76,8 @@ class CudaCpp:
         )
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
-        """None while registers are unknown (PTX). Raises CompileError if there is no such entry point."""
+        """Occupancy of a launch; None while registers are unknown (PTX). Raises CompileError if there is no such entry
+        point."""
         from evo.targets.cuda import resident_blocks
 
         if binary.registers is None:
@@ -117,7 +118,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 @cache
 def _header_dirs() -> tuple[Path, ...]:
-    """Where cuda_fp16.h is, then libcu++ (cuda/std) if there is one. Raises DeviceError."""
+    """Folders of cuda_fp16.h and, if there is one, of libcu++ (cuda/std). Raises DeviceError."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     # Wheels of both CUDA 12 and 13 can lie side by side: headers must be of the compiler's own major version.
@@ -175,7 +176,7 @@ def _steady(log: str) -> str:
 
 
 def ptxas_figures(log: str, entry: str) -> dict[str, int] | None:
-    """What ptxas -v says of an entry point, as fields of `Binary`; None where it is not in the log (PTX has no ptxas)."""
+    """Figures of ptxas -v for an entry point, as fields of `Binary`; None where the log has none (PTX has no ptxas)."""
     _, compiled, rest = log.partition(f"Compiling entry function '{entry}'")
     if not compiled:
         return None
