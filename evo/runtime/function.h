@@ -171,7 +171,7 @@ Gradients gradients_of(
     }
     call.set_tensors(given);
     if (HAS_FORMULA) return {formula(call, gradients[0], kept[TENSORS])};
-    if (SAVED && op.backward && wanted[0] && kept.back().defined() && !c10::GradMode::is_enabled())
+    if (op.backward && wanted[0] && (!SAVED || kept.back().defined()) && !c10::GradMode::is_enabled())
         if (Gradients found = run_backward(op, call, gradients[0], &kept[TENSORS], wanted); found[0].defined()) return found;
     return torch_backward(call, kept, gradients, wanted);
 }
@@ -281,8 +281,8 @@ inline Problem saving(Problem problem) {
 // Whether variants serve both passes of a call, of which `forward` is the first.
 inline bool trains(Operator& op, const Arguments& a, const Problem& problem, const Answer& forward) {
     const auto tensors = a.tensors();
-    if (!SAVED || !op.backward || !forward.serves() || !tensors[0]->requires_grad()) return false;
-    if (!forward.gives_more && !op.table.find(saving(problem)).serves()) return false;
+    if (!op.backward || !forward.serves() || !tensors[0]->requires_grad()) return false;
+    if (SAVED && !forward.gives_more && !op.table.find(saving(problem)).serves()) return false;
     Wanted wanted;
     for (size_t i = 0; i < TENSORS; ++i) wanted[i] = tensors[i] && tensors[i]->requires_grad();
     return is_served_backward(op, a, wanted);
@@ -297,7 +297,7 @@ inline Results run_recording(Operator& op, const Arguments& a) {
     if (!answer.serves() || !(both || op.gradients == ALL)) return originals(a);
     Outputs outputs = run(op.table, a, problem, answer);
     if (!outputs[0].defined()) return originals(a);
-    if (both && !outputs.back().defined()) {
+    if (SAVED && both && !outputs.back().defined()) {
         const Problem other = saving(problem);
         const Answer gives = op.table.find(other);
         if (gives.serves()) {

@@ -343,7 +343,7 @@ def explain({positional}):
                 f"_wanted = [t is not None and t.requires_grad for t in ({tensors},)]",
                 f"if type(_backward.DISPATCH[_backward._key({', '.join(of.get(name, name) for name in passed)})]) is str:",
                 "    return None",
-                f"if {' and '.join(self._is_asked(name) for name in function.saved)}:",
+                f"if {' and '.join(self._is_asked(name) for name in function.saved) or True}:",
                 "    return _chosen",
                 f"_other = _table[_key({names}, _saved=1)]",
                 "return None if type(_other) is str else _other",
@@ -359,8 +359,8 @@ def explain({positional}):
             ]
             own = {"wanted": "_wanted"}
             gradients = [
-                f"({tensors},), ({', '.join(function.saved)},) = _tensors, _kept",
-                f"if {function.saved[-1]} is not None and _wanted[0] and not torch.is_grad_enabled():",
+                f"({tensors},), [{', '.join(function.saved)}] = _tensors, _kept",
+                "if all(t is not None for t in _kept) and _wanted[0] and not torch.is_grad_enabled():",
                 f"    _own = _backward.served(_backward.DISPATCH, {', '.join(own.get(n, n) for n in passed)})",
                 "    if _own is not None:",
                 "        return _own",

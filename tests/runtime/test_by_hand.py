@@ -83,7 +83,7 @@ Problem problem_of(const at::Tensor& x) { return {-1, x.scalar_type(), {x.numel(
 
 void add_kernels(Operator& op, torch::Library& library) {
     const auto torchs = [](const at::Tensor& x) { return at::softmax(x, -1); };
-    add_kernel(library, "softmax", torchs, {c10::DispatchKey::CompositeImplicitAutograd});
+    add_kernel(library, "softmax", torchs, {c10::DispatchKey::CompositeExplicitAutograd});
 }
 
 PyObject* call(Operator& op, PyObject* const* args) {

@@ -140,7 +140,7 @@ def test_a_forked_process_does_not_wait_for_threads_that_stayed_behind(
 
 
 def test_a_kernel_of_more_sizes_than_the_launcher_takes_is_launched_from_python(
-    exported: Path, launchers: Path, raced: object, use: Importer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Path, native: ModuleType, launchers: Path, use: Importer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(exported, tmp_path / "of_many_sizes"))
     more = [f"more{n}" for n in range(9)]
@@ -152,9 +152,16 @@ def test_a_kernel_of_more_sizes_than_the_launcher_takes_is_launched_from_python(
                 problem["workload"] += "".join(f",{name}=0" for name in more)
 
     edit_manifest(folder, change)
+    stated, sizes = (folder / "function.py").read_text(), "".join(f'"{name}": "0", ' for name in more)
+    (folder / "function.py").write_text(stated.replace("sizes={", f"sizes={{{sizes}"))
     monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))
+    built = native.frontend.NATIVE._library(create=False)
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "own"))
     module = use(folder)
-    assert module.frontend._call is None
+    shutil.copy(built, module.frontend.NATIVE._library(create=True))  # less its sizes, the same launcher
     number = len(module.PACKAGE.dimensions)
     said = f"the kernel has {number} dimensions and compiled-in options, and the launcher takes 10"
-    assert said in module.frontend.NATIVE.reason
+    with pytest.raises(RuntimeError, match=said):
+        module.build()
+    assert module.frontend._call is None
+    launched_from_python(module)
