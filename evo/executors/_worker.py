@@ -78,6 +78,8 @@ _SIGNALS = {
 
 MOST_KILLED = 4
 """Number of attempts at a task whose workers are killed from outside; two, if they die by themselves."""
+_UNKNOWN = 255
+"""The exit code that multiprocessing reports where the server of processes, which would know it, was killed."""
 
 
 class WorkerLost(Exception):
@@ -267,7 +269,7 @@ class Worker:
         text = f"died ({'its file descriptors were closed' if exitcode == _CANNOT_ANSWER else how})"
         if ran_out_of_memory(words):
             status, text = Status.OUT_OF_MEMORY, f"ran out of memory and {text}"
-        return WorkerLost(status, f"{text}: {words}" if words else text, killed=exitcode == -signal.SIGKILL)
+        return WorkerLost(status, f"{text}: {words}" if words else text, killed=exitcode in (-signal.SIGKILL, _UNKNOWN))
 
 
 def _message_end(received: bytearray) -> int | None:

@@ -129,17 +129,26 @@ def connect(location: Location, *, write: bool) -> Engine:
     if not write and not path.exists():
         raise EmptyError(f"there is no database {path}; run a search first, or name another with --db")
     if write:
-        mode = "mode=rwc"
+        mode = "mode=rw"
     elif os.access(path.parent, os.W_OK) or path.with_name(path.name + "-wal").exists():
         mode = "mode=ro"
     else:
         # SQLite reads a WAL database through a -shm file beside it. Where this account may not make one, and no
         # writer has the database open, it is read as it lies.
         mode = "immutable=1"
-    uri = f"{path.as_uri()}?{mode}"
+    first = write
+
+    def open_file() -> sqlite3.Connection:
+        """Opens the file, which the first writing connection makes; a later one does not, because the file is lost then."""
+        nonlocal first
+        uri = f"{path.as_uri()}?{mode}{'c' if first else ''}"
+        connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
+        first = False
+        return connection
+
     engine = create_engine(
         location.url,
-        creator=lambda: sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False),
+        creator=open_file,
         poolclass=QueuePool,
         pool_use_lifo=True,  # one connection does nearly everything, and has in memory what it needs
         json_serializer=_write_json,
@@ -313,6 +322,16 @@ class WatchedFile:
             return False
         self._header = header
         return True
+
+    def read(self) -> sqlite3.Connection:
+        """A connection to a copy, in memory, of the file itself as it is now, under whatever name. The write-ahead log is not
+        in it."""
+        copy = sqlite3.connect(":memory:", check_same_thread=False)
+        self._opened.seek(0)
+        data = bytearray(self._opened.read())
+        data[18:20] = b"\1\1"  # the format without a log, which memory cannot have (https://www.sqlite.org/fileformat2.html)
+        copy.deserialize(bytes(data))
+        return copy
 
     def fault(self, run: str | None) -> str:
         """Why the file must not be written to; empty if it may. run: the uid of a run that it must hold."""

@@ -62,6 +62,8 @@ class Store:
         """The run that is being searched."""
         self._candidates = 0
         """Number of that run's candidates in the database."""
+        self._is_complete = False
+        """Whether the file itself has all records, and no connection that has them is open."""
         self.bases = Bases()
         self.connections_lost = 0
         self._open: Connection | None = None
@@ -177,19 +179,29 @@ class Store:
                 driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 connection.invalidate()
             watched.forget_log()
-            self._read_all()
+            self._is_complete = True
+            try:
+                self._read_all()
+            except StoreError:
+                self.check()  # a lost file is the cause of whatever SQLite says
+                raise
+            finally:
+                self._is_complete = False
 
     def _lost(self, watched: WatchedFile, fault: str) -> LostFileError:
         what = f"{self._location} {fault} while it was written to"
         if fault == READ_ONLY:
             return LostFileError(f"{what}; all that was recorded is in it: chmod u+w {watched.path}, then resume")
         self._watched = None
-        pooled = self._engine.raw_connection()
-        source: Any = pooled.driver_connection
-        out = rescue(watched.path, source)
-        # A close could write into a file that is another program's now. The connection stays open until the process ends.
-        pooled.detach()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(source))
+        if self._is_complete:
+            out = rescue(watched.path, watched.read())
+        else:
+            pooled = self._engine.raw_connection()
+            source: Any = pooled.driver_connection
+            out = rescue(watched.path, source)
+            # A close could write into a file that is another program's now. The connection stays open until the process ends.
+            pooled.detach()
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(source))
         watched.remove_log()
         watched.close()
         if out is None:

@@ -242,6 +242,31 @@ def test_a_file_that_is_lost_under_its_writer_is_saved_elsewhere_and_no_other_fi
         assert s.rows(store, "PRAGMA integrity_check") == [("ok",)]
 
 
+@pytest.mark.parametrize("fault", [fault for fault in LOSSES if "deleted" in fault])
+def test_a_file_that_is_lost_while_its_lost_log_is_made_anew_is_saved(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    connect = sqlite3.connect
+
+    def lose_first(*words: Any, **options: Any) -> sqlite3.Connection:
+        monkeypatch.setattr(sqlite3, "connect", connect)
+        LOSSES[fault](path, path)
+        return connect(*words, **options)
+
+    with Store.open(path, write=True) as store:
+        run = s.filled(store, "mine")
+        path.with_name(path.name + "-wal").unlink()
+        monkeypatch.setattr(sqlite3, "connect", lose_first)
+        with pytest.raises(StoreError, match=r"was deleted or moved .* all that was recorded is in "):
+            store.add(run, s.ref(1), s.passed(1), elapsed_s=1.0)
+    assert not path.exists()
+    (saved,) = tmp_path.rglob("lineage.recovered-*.db")
+    with Store.open(saved, write=False) as store:
+        assert [e.candidate.order for e in store.evaluations(store.run("mine"))] == [0, 1]
+
+
 def test_a_file_that_is_overwritten_while_a_transaction_is_open_is_not_taken_for_its_own(path: Path) -> None:
     with Store.open(other := path.with_name("other.db"), write=True) as theirs:
         s.new_run(theirs, "theirs")

@@ -17,7 +17,7 @@ import pytest
 from evo.analysis.finals import read_run_finals
 from evo.analysis.runs import find_best, find_run
 from evo.cli.outcome import evaluation_costs
-from evo.errors import DeviceError, EvoError, StoreError, UsageError
+from evo.errors import StoreError, UsageError
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Evaluation, Proposal, Status
 from evo.executors import InFlight
 from evo.job.job import Job, check_workloads, plan_run
@@ -29,7 +29,7 @@ from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.search.finals import Finals, build_all, end_finals, hold_all_finals, hold_race
 from evo.search.loop import Budget, Progress, Search, StopReason
-from evo.search.place import Place, choose_devices
+from evo.search.place import Place
 from evo.search.samplers import find_sampler
 from evo.search.tasks import Patience, TaskExecutor, tasks_of
 from evo.targets import find_target
@@ -305,35 +305,6 @@ def test_an_interrupt_drops_what_has_not_begun_and_a_second_one_waits_for_nothin
 def test_a_budget_that_allows_nothing_is_refused(budget: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="budget"):
         Budget(**budget)
-
-
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
-        (None, ("",)),
-        ("all", ("u0", "u1", "u2")),
-        ("2,0", ("u2", "u0")),
-        ("1", ("u1",)),
-        ("3", "there is no device 3 of target cpu: 3 answer"),
-        ("0,0", "neither all nor different numbers"),
-        ("x", "neither all nor different numbers"),
-    ],
-)
-def test_devices_are_chosen_by_their_indices(
-    monkeypatch: pytest.MonkeyPatch, asked: str | None, found: tuple[str, ...] | str
-) -> None:
-    monkeypatch.setattr(find_target("cpu"), "devices", lambda: {"u0": "L4", "u1": "L4", "u2": "L4"})
-    if isinstance(found, tuple):
-        assert choose_devices("cpu", asked) == found
-    else:
-        with pytest.raises(EvoError, match=found):
-            choose_devices("cpu", asked)
-
-
-def test_devices_of_several_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find_target("cpu"), "devices", lambda: {"u0": "L4", "u1": "RTX 4090"})
-    with pytest.raises(DeviceError, match="times of L4 and RTX 4090 do not compare"):
-        choose_devices("cpu", "all")
 
 
 def untrusted(fate: Callable[[RaceRequest, RaceResult, int], RaceResult]) -> LandscapeExecutor:
