@@ -324,8 +324,7 @@ class WatchedFile:
         return True
 
     def read(self) -> sqlite3.Connection:
-        """A connection to a copy, in memory, of the file itself as it is now, under whatever name. The write-ahead log is not
-        in it."""
+        """A connection to a copy, in memory, of the file as it is now, under whatever name, without the write-ahead log."""
         copy = sqlite3.connect(":memory:", check_same_thread=False)
         self._opened.seek(0)
         data = bytearray(self._opened.read())

@@ -199,7 +199,7 @@ class Store:
             pooled = self._engine.raw_connection()
             source: Any = pooled.driver_connection
             out = rescue(watched.path, source)
-            # A close could write into a file that is another program's now. The connection stays open until the process ends.
+            # A close could write into a file that is another program's now: the connection is open until the process ends.
             pooled.detach()
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(source))
         watched.remove_log()
