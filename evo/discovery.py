@@ -18,7 +18,7 @@ PACKAGES = {
     "executor": "evo.executors",
     "exporter": "evo.export",
 }
-"""By kind of plug-in, the package whose `__init__.py` says what one has to define. The entry points' group is evo.KINDs."""
+"""Package whose `__init__.py` says what a plug-in has to define, by kind of plug-in. Entry points' group: evo.KINDs."""
 
 
 def plugin_names(kind: str) -> list[str]:

@@ -90,7 +90,7 @@ class Notation(Protocol):
 
 
 def own_notations() -> list[Notation]:
-    """Those of evo's own languages."""
+    """The notations of evo's own languages."""
     return [find_plugin("language", name) for name in own_names("language")]
 
 

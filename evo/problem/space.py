@@ -418,7 +418,7 @@ def tied(spaces: Mapping[str, Space]) -> Space:
 def _constraints_of(
     template: str, space: Space, of: Mapping[str, Mapping[str, tuple[Value, ...]]]
 ) -> Iterator[Constraint]:
-    """Those of one template's space, where it is chosen; and that shared parameters have its own values."""
+    """The constraints of one template's space, where it is chosen; and that shared parameters have its own values."""
 
     def where_chosen(holds: Callable[[Mapping[str, Value]], bool]) -> Callable[[Mapping[str, Value]], bool]:
         return lambda point: point[TEMPLATE] != template or holds(point)

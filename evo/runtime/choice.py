@@ -54,7 +54,7 @@ def rank(variant: Variant, device: int) -> int | None:
 
 
 def in_order(variants: Iterable[Variant], device: int) -> list[Variant]:
-    """Those that run on a device, the one to be taken first."""
+    """The variants that run on a device, the one to be taken first."""
     ranked = [(place, v) for v in variants if (place := rank(v, device)) is not None]
     return [v for _, v in sorted(ranked, key=lambda pair: pair[0])]
 

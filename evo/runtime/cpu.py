@@ -157,11 +157,11 @@ class Library:
     workspace: tuple[tuple[int, bool], ...] = ()
 
     def call(self, sizes: Mapping[str, int], retire: object, how: str = "") -> Library:
-        """As Function.call; no call of it fails."""
+        """The same as Function.call; no call of it fails."""
         return replace(self, sizes=tuple(sizes.values()), how=how, workspace=self.variant.workspace(sizes))
 
     def described(self) -> tuple[Any, ...]:
-        """As Function.described; without a context."""
+        """The same as Function.described, without a context."""
         addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self.functions]
         return 0, self.variant.described_workspace(), tuple((a, 0, 1, 0, 1, False, 1, (), 1, 0, False) for a in addresses)
 

@@ -37,13 +37,13 @@ _RACING = 2
 _GAIN = 1.05
 """How many times PyTorch's speed wins a race: its few rounds are not surer than that."""
 _BACKENDS: Sequence[Callable[[], bool]] = (flash_sdp_enabled, mem_efficient_sdp_enabled, math_sdp_enabled, cudnn_sdp_enabled)
-"""Of attention in PyTorch: what it is raced with depends on them."""
+"""Back ends of attention in PyTorch, which decide what a variant is raced with."""
 _BUSY = "this machine is too busy to race a variant with it"
 _RACES = 6
 """Races at one problem that a busy machine may spoil. Calls are left to PyTorch for 1 s, 2 s, 4 s, ... until the next one is
 held; after the last one for the rest of this process."""
 _MOST_ENTRIES = 4096
-"""That a table keeps; the oldest goes first."""
+"""Largest number of entries in a table; the oldest goes first."""
 
 
 class Dispatch(Table):
@@ -58,7 +58,7 @@ class Dispatch(Table):
         self._variants = list(package.variants)
         """The package's, and behind them what was compiled here for sizes that nothing was tuned for."""
         self._families: dict[tuple[Any, ...], Family | str] = {}
-        """By what all problems of one have in common (`_common`); or why there is none."""
+        """Families, by what all problems of one have in common (`_common`); or why there is none."""
         self._fallbacks: dict[tuple[Any, ...], list[Variant]] = {}
         """Likewise, where nothing was tuned for it, what can be compiled."""
         self._raced: dict[tuple[Any, ...], Member] = {}

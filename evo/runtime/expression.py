@@ -45,7 +45,7 @@ class Parameter(NamedTuple):
     type: str
     optional: bool
     default: str | None
-    """As Python writes it; None: it has none."""
+    """Default as Python writes it; None if there is none."""
     keyword: bool
 
     @property

@@ -22,7 +22,7 @@ from .package import Package, Unavailable, Variant, digest, keep, kept
 from .trial import Loaded, aside, try_out
 
 _MOST_SIZES = 128
-"""That one process compiles: programs whose sizes never repeat would compile for ever."""
+"""Largest number of sizes that one process compiles, since programs whose sizes never repeat would compile for ever."""
 _MOST_ATTEMPTS = 2
 """Sources that are tried for one size, where they do not compile or load."""
 _SAID_AFTER_S = 1.0
@@ -32,7 +32,7 @@ _ONLY_IF_NEAR = 2.0
 
 
 class Jit:
-    """Of one package. frontend: the module by whose cases results are judged."""
+    """Compiler of one package's sources. frontend: the module by whose cases results are judged."""
 
     def __init__(self, package: Package, frontend: Any) -> None:
         self._package, self._frontend = package, frontend

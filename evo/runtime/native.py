@@ -172,7 +172,7 @@ def _build(library: Path, source: str | Path, folders: Iterable[Path]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Of the builder: with a compiler named, and ninja on the path. Raises Unavailable."""
+    """Environment of the builder, with a compiler named, and ninja on the path. Raises Unavailable."""
     command, _ = compiler()
     places = [str(Path(sys.executable).parent)]  # of a virtual environment that was not activated
     with suppress(ImportError, AttributeError):

@@ -121,7 +121,7 @@ class Package:
         return False
 
     def path(self, name: str) -> Path:
-        """Of a file of the package; it need not exist."""
+        """Path of a file of the package, which need not exist."""
         return next((p for p in (folder / name for folder in self.folders) if p.is_file()), self.folders[0] / name)
 
     def modules(self) -> list[Path]:
@@ -277,7 +277,7 @@ def in_words(sizes: Mapping[str, int], options: Mapping[str, Any]) -> str:
 
 
 def options_in_words(sizes: Mapping[str, int], options: Mapping[str, Any]) -> Iterator[str]:
-    """Those of the sizes that are options and on, or have a text. options: the texts that each may have, or its own."""
+    """The sizes that are options and on, or have a text. options: the texts that each may have, or its own."""
     for name in (name for name in sizes if name in options):
         texts = options[name]
         if isinstance(texts, str) or (isinstance(texts, Sequence) and texts):
@@ -293,8 +293,8 @@ def deciding(record: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def slower(record: Mapping[str, Any]) -> str:
-    """By what PyTorch was faster where a build was measured, in words: by all of the interval. Empty if it was not, or is
-    not known."""
+    """How much faster PyTorch was where a build was measured, in words: by all of the interval. Empty if it was not, or if
+    that is not known."""
     timing = deciding(record)
     if timing is None or (timing["ratio_low"] or 0.0) <= 1.0:
         return ""

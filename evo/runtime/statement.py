@@ -114,7 +114,7 @@ class Function:
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
-        """By name, in order. Raises ValueError for one that cannot be read."""
+        """The parameters by name, in order. Raises ValueError for one that cannot be read."""
         match = _SIGNATURE.fullmatch(self.signature.strip())
         assert match is not None
         found, keyword = dict[str, Parameter](), False
@@ -145,7 +145,7 @@ class Function:
 
     @property
     def forwards(self) -> Mapping[str, tuple[str, str]]:
-        """By class in `modules`, the arguments of its forward beside `self`, and the call that it makes."""
+        """The arguments of a forward beside `self` and the call that it makes, by class in `modules`."""
         calls = {name: call for name, (_, call) in self.modules.items()}
         own = (self.name, "self")
         return {name: (", ".join(n for n in names_in(call) if n not in own), call) for name, call in calls.items()}

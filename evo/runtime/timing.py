@@ -149,7 +149,7 @@ def _run_queue_wait_s() -> float:
 
 
 def sets_for(args: tuple[Any, ...]) -> int:
-    """Of how many sets of such arguments a walk is, so that none is in a cache when its turn comes."""
+    """Number of sets of such arguments in a walk, so that none is in a cache when its turn comes."""
     input_bytes = sum(a.numel() * a.element_size() for a in args if isinstance(a, torch.Tensor))
     return min(_MOST_SETS, max(1, _FOOTPRINT_BYTES // (2 * input_bytes)))
 
@@ -169,7 +169,7 @@ def walk(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
 
 
 def _wall(run: Callable[[], object], synchronize: Callable[[], object] = lambda: None) -> Sample:
-    """By the wall clock."""
+    """A sample by the wall clock."""
 
     def seconds(repeats: int) -> tuple[float]:
         synchronize()
@@ -183,7 +183,7 @@ def _wall(run: Callable[[], object], synchronize: Callable[[], object] = lambda:
 
 
 def on_gpu(walk: Callable[[], object]) -> Sample:
-    """By the GPU's own clock, of a graph, captured on the current stream or, if that is the default, on a new one."""
+    """A sample by the GPU's clock, of a graph captured on the current stream or, if that is the default, on a new one."""
     stream = torch.cuda.current_stream()
     if stream == torch.cuda.default_stream():
         stream = torch.cuda.Stream()

@@ -20,7 +20,7 @@ _SAMPLED = 1 << 17
 _MANY, _SEVERAL = 4096, 8
 """Results, and denormal ones, below which a share says nothing."""
 _LEAN = 0.2
-"""Of an eps that results lean towards 0 by, or away from it, in the mean: truncation does by 0.35."""
+"""Share of an eps by which results may lean towards 0, or away from it, in the mean; truncation leans by 0.35."""
 FINDINGS = 6
 
 
@@ -110,9 +110,9 @@ def expected_exactly(
 
 
 def input_roundings(given: torch.Tensor) -> float:
-    """By how many roundings an input's elements are moved, to see what roundings on the way may do. Eight are about those of
-    a sum of a hundred terms in order; they grow with the root of their number (Higham and Mary 2019). A kernel adds no more
-    than that one behind the other in a row of a thousand; of more, its share of the row."""
+    """Number of roundings by which an input's elements are moved, to see what roundings on the way may do. Eight are about
+    those of a sum of a hundred terms in order; they grow with the root of their number (Higham and Mary 2019). A kernel adds
+    no more than that one behind the other in a row of a thousand; of more, its share of the row."""
     return 8 * max(1.0, given.shape[-1] / 1024) ** 0.5 if given.ndim else 8
 
 
@@ -144,7 +144,7 @@ def _wrong(output: torch.Tensor, expected: Expected) -> torch.Tensor:
 
 
 def _positions(output: torch.Tensor, elements: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As indices for `gather`, and which of them are there at all: those that are not become 0."""
+    """Indices for `gather`, and which of them are there at all; the others become 0."""
     at = output.long() if output.ndim == elements.ndim else output.long().unsqueeze(axis % elements.ndim)
     inside = (at >= 0) & (at < elements.shape[axis])
     return at.where(inside, 0), inside

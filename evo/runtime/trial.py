@@ -210,7 +210,7 @@ class Verdict:
 
 
 def verdicts(frontend: Any, index: int, seed: int, random_cases: int = 0) -> Iterator[Verdict]:
-    """Of the frontend's cases for one variant, and of so many random ones, with no other one allowed to step in."""
+    """Verdicts on the frontend's cases for one variant, and on so many random ones; no other variant may step in."""
     dispatch, variant = frontend.DISPATCH, frontend.DISPATCH.package.variants[index]
     place = torch.device(variant.target, 0)
     with dispatch.only(index), torch.no_grad():

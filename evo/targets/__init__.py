@@ -132,7 +132,7 @@ class Loaded(Protocol):
     tensors, None, numbers, structures."""
 
     launch: Mapping[str, int | str | bool]
-    """That of the binary (`Binary.launch`)."""
+    """What the binary says of its launch (`Binary.launch`)."""
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         """Enqueues one launch on the session's current stream. Raises LaunchError if it cannot."""
@@ -320,7 +320,7 @@ class Target(Protocol):
         ...
 
     def compiler(self) -> str:
-        """That of its usual language, for a run's record of the machine. Raises DeviceError if there is none."""
+        """Compiler of its usual language, for a run's record of the machine. Raises DeviceError if there is none."""
         ...
 
     def free_bytes(self) -> int:

@@ -16,7 +16,7 @@ SPACES = {"tiny": tiny_space(), "tiled": tiled_space()}
 
 
 def parents_of(operator: Operator, space: Space, rng: random.Random) -> list[Genome]:
-    """As many distinct legal parents as the operator asks for."""
+    """Distinct legal parents, as many as the operator asks for."""
     found: list[Genome] = []
     while len(found) < operator.arity:
         genome = Genome.of(space.sample(rng))
