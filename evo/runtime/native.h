@@ -61,9 +61,6 @@ Value passed_on_cpu(const Value& value) { return value; }
 template <size_t BYTES, size_t ALIGNMENT>
 const void* passed_on_cpu(const Structure<BYTES, ALIGNMENT>& structure) { return &structure; }
 
-// Owners of a call's tensors beside Python, to be made with the GIL: a recent PyTorch takes the GIL for every first one.
-using Held = std::array<at::Tensor, 4>;
-
 // From problem to what runs it. What is right for all problems of one device, dtype and sizes that are compiled in (a
 // family) is asked of the package's Dispatch once, in Python, which chooses variants, checks their files and loads them. From
 // then on a problem with other sizes is arithmetic: the nearest member as choice.py has it, the grid as package.py has it.
@@ -372,13 +369,6 @@ inline const char* unfit(std::initializer_list<const at::Tensor*> tensors) {
         if (!plain_memory(*t)) return "an argument holds no memory (it is empty, released or on meta)";
     }
     return nullptr;
-}
-
-inline bool recorded(std::initializer_list<const at::Tensor*> tensors) {
-    if (!c10::GradMode::is_enabled()) return false;
-    for (const at::Tensor* t : tensors)
-        if (t && t->requires_grad()) return true;
-    return false;
 }
 
 // Whether a transform of torch.func is being applied, at whatever level.
