@@ -5,7 +5,7 @@
 The faults happen at random moments of searches of a small kernel on the CPU, several of which run at once. A search that a
 fault ends is resumed. Exits with 1 if a row was lost or doubled, a candidate was blamed for a fault from outside, a
 traceback was printed, or anything else went wrong: a search that hangs, or ends with the wrong code, processes or temporary
-files that outlive it, another program's database that was written to.
+files that outlive it, another program's database that was written to. SIGTERM ends it with the results so far.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class Faulty:
 
     # -- a trial ----------------------------------------------------------------------------------------------------------
 
-    def suffer(self, kind: str, tally: Tally) -> None:
-        """Does one fault, and checks the search afterwards."""
+    def suffer(self, kind: str, tally: Tally) -> bool:
+        """Does one fault, and checks the search afterwards. Returns whether it can go on."""
         tally.trials += 1
         act, ends = self.kinds()[kind]
         try:
@@ -137,10 +137,10 @@ class Faulty:
             self._verify(before, tally)
         except (_Failure, OSError, psutil.Error, sqlite3.Error) as error:
             tally.other.append(f"{type(error).__name__}: {error}; {self._output.read_text(errors='replace')[-600:]}")
+            print(f"{kind}: {tally.other[-1]}", file=sys.stderr, flush=True)
             self.close()
-            if any(self._runs.glob("lineage.recovered-*.db")):
-                self._db.unlink(missing_ok=True)  # its fault has been reported
-            self._restore()
+            return False
+        return True
 
     def close(self) -> None:
         if self._process is not None:
@@ -353,12 +353,19 @@ def main() -> int:
     draw.shuffle(trials)
     tallies = {kind: Tally() for kind in kinds}
 
+    signal.signal(signal.SIGTERM, lambda number, frame: trials.clear())
+
+    def take() -> str | None:
+        with suppress(IndexError):
+            return trials.pop()
+        return None
+
     def chain(number: int, folder: Path) -> None:
         search = Faulty(folder / str(number), options.seed + number)
         try:
-            while trials:
-                kind = trials.pop()
-                search.suffer(kind, tallies[kind])
+            while (kind := take()) is not None:
+                if not search.suffer(kind, tallies[kind]):
+                    search = Faulty(folder / f"{number}-{len(trials)}", options.seed + number)
                 minutes = (time.monotonic() - began) / 60
                 print(f"{minutes:6.1f} min, {len(trials)} to do: {kind}", file=sys.stderr, flush=True)
         finally:
