@@ -47,6 +47,9 @@ class Compiler:
     """The library at a path. `version`: of the CUDA release it belongs to. Raises OSError, AttributeError if it is none."""
 
     def __init__(self, path: str) -> None:
+        beside = Path(path).parent.glob("libnvrtc-builtins.so.*") if Path(path).is_absolute() else ()
+        for builtins in beside:  # which NVRTC opens by name, and older wheels do not find beside it
+            ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(path)
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -143,8 +146,8 @@ def _places() -> Iterator[str]:
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("nvidia")
         roots = (spec.submodule_search_locations or ()) if spec else ()
-        found = [p for root in roots for p in Path(root).glob("*/lib/libnvrtc.so.*")]
-    yield from map(str, sorted(found, key=lambda p: (p.suffix != f".{major}", str(p))))
+        found = [p for root in roots for p in sorted(Path(root).glob("*/lib/libnvrtc.so.*"))]
+    yield from map(str, sorted(found, key=lambda p: p.suffix != f".{major}"))  # else in the order of Python's path
     yield from map(str, sorted(p for p in own.glob("libnvrtc*.so*") if "builtins" not in p.name))
     with suppress(ImportError, RuntimeError, OSError):  # a toolkit's, where this is installed
         from cuda.pathfinder import load_nvidia_dynamic_lib
