@@ -396,7 +396,7 @@ def explain({positional}):
         lines += locals_of([*asked, *sizes.values()])
         if not function.gradient:
             recorded = " or ".join(f"({n} is not None and {n}.requires_grad)" for n in function.given_tensors)
-            # Of calls that record gradients, which variants serve both passes is known where they are eager.
+            # Which variants serve both passes of a call that records gradients is known where it is eager.
             lines += [f"if _recording != ALL and torch.is_grad_enabled() and ({recorded}):", "    return None"]
         lines += [f"if not ({in_python(text)}):\n        return None" for text in asked]
         of = ", ".join(f"{name!r}: {in_python(text)}" for name, text in sizes.items())

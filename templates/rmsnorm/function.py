@@ -2,7 +2,7 @@
 
 from evo.problem.function import Function
 
-# Of the dtype in which PyTorch computes; before 2.7 it was the input's, and such calls are PyTorch's.
+# The epsilon of the dtype in which PyTorch computes. Before 2.7 it was that of the input's, and such calls are PyTorch's.
 _DEFAULT_EPS = "2.220446049250313e-16 if input.dtype == torch.float64 else 1.1920928955078125e-07 if since(2, 7) else 0.0"
 _EPS = f"(eps if eps is not None else {_DEFAULT_EPS})"
 

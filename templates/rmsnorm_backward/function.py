@@ -6,6 +6,8 @@ import torch
 
 from evo.problem.function import Function
 
+from ._norm_backward.conditions import fits
+
 
 def _original(grad_out: Any, input: Any, normalized_shape: Any, rstd: Any, weight: Any, output_mask: Any) -> Any:
     """PyTorch's operator; where it has none, what its autograd does, in the dtype of rstd."""
@@ -30,20 +32,6 @@ FUNCTION = Function(
     results={"dx": "input", "dweight": "normalized_shape"},
     sizes={"rows": "input.numel() // prod(normalized_shape)", "cols": "prod(normalized_shape)"},
     options={"dweight": "output_mask[1]"},
-    fits={
-        "no gradient of the input is wanted": "output_mask[0]",
-        "a gradient of a weight is wanted that is not there": "weight is not None or not output_mask[1]",
-        "normalized_shape is not the end of the shape of the input and of the gradient": (
-            "len(normalized_shape) > 0 and input.shape[-len(normalized_shape):] == normalized_shape"
-            " and grad_out.shape == input.shape"
-        ),
-        "weight is not contiguous and of normalized_shape": (
-            "weight is None or weight.shape == normalized_shape and weight.is_contiguous()"
-        ),
-        "rstd is not contiguous, one a row, in float32, or float64 for an input of that": (
-            "rstd.dtype == (torch.float64 if input.dtype == torch.float64 else torch.float32)"
-            " and rstd.numel() == input.numel() // prod(normalized_shape) and rstd.is_contiguous()"
-        ),
-    },
+    fits=fits("rstd"),
     call={"normalized_shape": "(cols,)", "output_mask": "(True, dweight)"},
 )
