@@ -274,7 +274,7 @@ class _Job:
         messages = [self._with_source_line(message) for message in dict.fromkeys(found)]
         failure = next((p.failure for p in processes if p.failure), "")
         if counted and not messages:
-            messages = [f"{tool} counts errors, and describes none in a way that can be read: {counted}"]
+            messages = [f"the tool counts {counted} errors, and describes none in a way that can be read"]
         if failure and (not counted or processes[-1].exit_code is None):
             messages.append(failure)
         ended = zip(self.calls, processes[-1].results, strict=False)

@@ -26,7 +26,8 @@ written by hand, frontend.py, against these names:
 What a frontend passes must be memory of that device and dtype, laid out as the kernel expects. Beside its public names
 (__all__), a frontend defines, for `python -m PACKAGE check` and `bench`, and to try code that was compiled on this machine:
 
-    SUBJECT, ORIGINAL                         the function of this package, and PyTorch's that it stands in for
+    SUBJECT, ORIGINAL                         the function of this package, and PyTorch's that it stands in for; both take
+                                              all arguments by position
     served(table, *args)                      the result of what `table` has for a call; None: left to PyTorch. A result
                                               is a tensor, or a tuple of tensors and None
     explain(*args)                            the way a call takes: starts with "variant" or "PyTorch"

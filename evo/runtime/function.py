@@ -81,13 +81,15 @@ class _Launcher:
         text = "\n\n".join(self._parts())
         file = f"<{m.__name__}, of function.py>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        vars(m).update(shared=shared, torch=torch, PACKAGE=self._package, ORIGINAL=original, ALL=ALL, **_CONSTANTS)
+        vars(m).update(shared=shared, torch=torch, PACKAGE=self._package, _pytorchs=original, ALL=ALL, **_CONSTANTS)
         recording = ALL if function.gradient else PAY if self._backward is not None else NONE
         vars(m).update(BOUND=self._bound, _backward=self._backward, _call=None, _in_graphs=False, _recording=recording)
         self._package.unasked = frozenset(function.saved)
         m.DISPATCH = Dispatch(self._package, m)  # type: ignore[attr-defined]
         m.DISPATCH.also_serve(more=self._backward is not None)
         exec(compile(text, file, "exec"), vars(m))
+        takes_all = not any(p.keyword for p in self._parameters.values())
+        m.ORIGINAL = original if takes_all else vars(m)["_original"]  # type: ignore[attr-defined]
         own: FunctionType = getattr(m, function.name)
         own.__doc__ = f"As {function.path or original.__name__}, for every input."
         if isinstance(original, BuiltinFunctionType):  # torch.jit.script has PyTorch's in its place
@@ -123,7 +125,7 @@ class _Launcher:
     def _parts(self) -> Iterator[str]:
         function = self._function
         names, looked = ", ".join(self._parameters), ", ".join(function.looked_at)
-        original = f"ORIGINAL({', '.join(self._passed())})"
+        original = f"_pytorchs({', '.join(self._passed())})"
         yield f"""\
 def {function.name}({function.declared}):
     if _is_compiling():

@@ -11,7 +11,7 @@ from evo.measure.gate import Gate
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
-from evo.targets import find_target
+from evo.targets import compile_source, find_target
 from tests.gpu.conftest import Launched, export
 
 pytestmark = pytest.mark.gpu
@@ -28,8 +28,8 @@ def test_kernels_with_three_dtypes_pass_the_gate(name: str, tmp_path: Path) -> N
         (first, *_) = kernel.workloads["cuda"]
         workload = kernel.workload("cuda", first.key.replace(str(first.option(option)), text))
         genome = Genome.of({"unroll": 2})
-        binary = target.compile(render(kernel, "cuda", genome, workload, session.info.arch), session.info.arch, tmp_path)
-        loaded = session.load(binary, kernel.entry)
+        source = render(kernel, "cuda", genome, workload, session.info.arch)
+        loaded = session.load(compile_source(source, session.info.arch, tmp_path), kernel.entry)
         checks = Gate(kernel, "cuda", session, 0).run(loaded, genome.parameters, kernel.cases("cuda", workload))
         assert [c for c in checks if not c.passed] == []
         loaded.close()

@@ -182,7 +182,7 @@ def test_errors_that_the_tool_counts_and_does_not_describe_refuse_a_winner(toy: 
     code, record = found_with(counts, toy, tmp_path)
     assert code == 1
     (refused,) = record["refused_in_finals"]
-    assert refused["log"] == "under memcheck: 3 errors, of which it says nothing more"
+    assert refused["log"] == "under memcheck: the tool counts 3 errors, and describes none in a way that can be read"
 
 
 def test_a_tool_that_does_not_work_refuses_no_winner(toy: str, tmp_path: Path) -> None:

@@ -243,6 +243,17 @@ def test_its_gradients_are_pytorchs_of_the_original_where_they_are_asked_for(mod
 
 
 @pytest.mark.slow
+def test_it_is_timed_and_raced_beside_an_original_that_has_keyword_only_arguments(module: ModuleType) -> None:
+    timing = __import__("importlib").import_module(f"{module.__name__}.runtime.timing")
+    assert timing.compare(module.frontend, 0, 3)["call"][0] > 0
+    module.also_serve(measure=True)
+    try:
+        assert "no race" not in module.explain(torch.randn(300, 96))
+    finally:
+        module.also_serve(measure=False)
+
+
+@pytest.mark.slow
 def test_its_check_is_the_kernels_own_cases_and_all_are_right(module: ModuleType) -> None:
     trial = __import__("importlib").import_module(f"{module.__name__}.runtime.trial")
     verdicts = list(trial.verdicts(module.frontend, 0, 3, 4))
