@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from evo.runtime.manifest import MANIFEST, read_manifest
 from evo.runtime.package import Unavailable
 from evo.runtime.timing import Sample, Timing, race, watch
 from evo.runtime.trial import rounds_on_gpu
@@ -72,7 +72,7 @@ def load(folder: Path) -> Package:
     """Ends the program, with the reason, if it is no such folder."""
     folder = folder.resolve()
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_manifest(folder / MANIFEST)
         replaced = manifest["kernel"]["replaces"]
         if manifest["format"] not in ("module", "shipped") or not (replaced or "").startswith("torch.nn.functional."):
             raise ValueError
