@@ -8,7 +8,7 @@ Then contenders take turns, each with none of its data in the second-level cache
 median round, behind a wait that lets the CPU run ahead. Contenders: the package's function as a user has it,
 PyTorch's own choice twice (how far its two times are apart is what the clock cannot tell) and, of attention, PyTorch
 without cuDNN (FlashAttention-2 or the memory-efficient back end: what an Ada card has). A model has few widths:
-layer_norm's columns are 24 that the seed draws. A quarter of attention's problems have a mask, boolean or additive.
+those of norms and softmax are 24 that the seed draws. A quarter of attention's problems have a mask, boolean or additive.
 --neighbours: each problem is followed by one that its race has decided, too: other sizes of the same bucket, and queries,
 keys and values in the memory order of projections.
 
@@ -127,7 +127,7 @@ def mask_of(sizes: dict[str, int], axes: str, dtype: torch.dtype, place: torch.d
     return torch.randn(shape, generator=generator, device=place, dtype=dtype).masked_fill_(~seen, -torch.inf)
 
 
-def layer_norm_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[str, int], torch.dtype, str]]:
+def rows_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[str, int], torch.dtype, str]]:
     widths = [lengths(draw, 64, 16384) for _ in range(24)]
     while number:
         sizes = {"rows": lengths(draw, 1, 65536), "cols": draw.choice(widths)}
@@ -146,7 +146,10 @@ def neighbour(sizes: dict[str, int], draw: random.Random) -> dict[str, int]:
     return near | {"q_len": near["kv_len"]} if sizes.get("causal") else near
 
 
-DRAWS = {"scaled_dot_product_attention": attention_problems, "layer_norm": layer_norm_problems}
+DRAWS = {
+    "scaled_dot_product_attention": attention_problems,
+    **dict.fromkeys(("layer_norm", "rms_norm", "softmax"), rows_problems),
+}
 
 
 def problem(
@@ -154,7 +157,7 @@ def problem(
     neighbour: bool = False,
 ) -> dict[str, Any]:
     frontend = package.frontend
-    args = frontend.timed({**sizes, "attn_mask": 0}, dtype, place, 1)
+    args = frontend.timed({**sizes, "attn_mask": 0, "additive": 0}, dtype, place, 1)
     if neighbour and package.function == "scaled_dot_product_attention":
         args = (*(t.transpose(1, 2).contiguous().transpose(1, 2) for t in args[:3]), *args[3:])
     if axes:

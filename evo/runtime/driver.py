@@ -114,6 +114,16 @@ Slot = tuple[str, int]
 _MOST_ALIGNED = 256
 
 
+@cache
+def _layout(slots: tuple[Slot, ...]) -> tuple[struct.Struct, list[int]]:
+    """What writes the arguments of an entry point one after another, and where each begins."""
+    form, places = "=", list[int]()
+    for code, alignment in slots:
+        form += f"{-struct.calcsize(form) % alignment}x{code}"
+        places.append(struct.calcsize(form) - struct.calcsize(f"={code}"))
+    return struct.Struct(form), places
+
+
 class Frame:
     """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns. `pack`
     writes them.
@@ -130,14 +140,12 @@ class Frame:
         programmatic: bool,
         slots: Sequence[Slot],
     ) -> None:
-        form, places = "=", list[int]()
-        for code, alignment in slots:
-            form += f"{-struct.calcsize(form) % alignment}x{code}"
-            places.append(struct.calcsize(form) - struct.calcsize(f"={code}"))
-        memory = ctypes.create_string_buffer(struct.calcsize(form) + _MOST_ALIGNED)
+        form, places = _layout(tuple(slots))
+        memory = ctypes.create_string_buffer(form.size + _MOST_ALIGNED)
         start = -ctypes.addressof(memory) % _MOST_ALIGNED
-        self.pack = partial(struct.Struct(form).pack_into, memory, start)
-        self._pointers = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(memory) + start + place for place in places))
+        base = ctypes.addressof(memory) + start
+        self.pack = partial(form.pack_into, memory, start)
+        self._pointers = (ctypes.c_void_p * len(slots))(*(base + place for place in places))
         attributes = []
         if cluster > 1:
             attributes.append(_LaunchAttribute(id=_CLUSTER_DIMENSION, value=(cluster, 1, 1)))

@@ -80,7 +80,6 @@ class CudaSession:
         torch.cuda.set_device(0)
         torch.empty(1, device=self.device)  # makes the primary context, and makes it current
         self._side = torch.cuda.Stream(self.device)
-        self._pool = torch.cuda.graph_pool_handle()
         self._other_data: torch.Tensor | None = None
 
     def load(self, binary: Binary, entry: str) -> CudaLoaded:
@@ -115,6 +114,14 @@ class CudaSession:
     def record(self, calls: Sequence[Callable[[], object]]) -> CudaReplay:
         """Makes the first call once beforehand, because a first call may set things up. Raises LaunchError."""
         return CudaReplay(self, calls)
+
+    @cached_property
+    def _pool(self) -> Any:
+        """Memory of graphs that run one after another. PyTorch takes it away for good when the last of them is freed, hence
+        one that is kept."""
+        pool = torch.cuda.graph_pool_handle()
+        self._keeps_pool, _ = self.capture([partial(torch.zeros, 1, device=self.device)], pool=pool)
+        return pool
 
     def repeatable(self, work: Callable[[], Any]) -> Callable[[], Any]:
         with self.blamed("preparing a repetition"):

@@ -388,3 +388,12 @@ for attempt in range(2):
     said = done.stdout.splitlines()
     assert len(said) == 2, done.stderr
     assert all(f"{name} (7" in line for line in said), said
+
+
+def test_work_is_repeatable_after_all_that_was_is_gone() -> None:
+    session = CUDA.open()
+    for _ in range(3):
+        found = session.repeatable(lambda: torch.full((3,), 7.0, device="cuda"))()
+        assert found.tolist() == [7.0, 7.0, 7.0]
+        del found
+        gc.collect()
