@@ -58,9 +58,9 @@ class FailureReason(FailureKind):
 class TriedValue:
     """A parameter's value, and how candidates with it fared.
 
-    candidates, passed, refused, share: the candidates with this value, those that passed the search, those refused, and
-    their share. of: all candidates that have the parameter. elsewhere, elsewhere_refused, elsewhere_share: the others among
-    these. z: the difference of the two shares in standard errors; None where there is nothing to compare. best: the best
+    candidates: their number, of whom `passed` passed the search and `refused` did not; share: refused over candidates. of:
+    the number of all candidates that have the parameter. elsewhere, elsewhere_refused, elsewhere_share: the same figures for
+    those with another value. z: the difference of the two shares in standard errors; None where there is nothing to compare. best: the best
     ratio, None where none was timed. structural: whether the parameter chooses another algorithm; None where the space is
     not known.
     """

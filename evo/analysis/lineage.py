@@ -1,7 +1,7 @@
 """The lineage database for Python programs: `evo.Lineage("runs/lineage.db")`.
 
-Each question is a method with the name of its command, and answers with the frozen record that the command prints as
-`--json`. `pandas.DataFrame(...)` takes lists of such records.
+Each question is a method, and answers with the frozen record that a command prints as `--json`: most are called as it is,
+`evo show` is `finals` for a run, and `candidate` and `source` for a candidate. `pandas.DataFrame(...)` takes lists of such records.
 """
 
 from __future__ import annotations

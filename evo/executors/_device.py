@@ -2,7 +2,8 @@
 
 A candidate that loses its process is tried once more, alone, in a fresh one; if that is lost too, the candidate is to blame.
 In the first process others have run before it, and may have broken what it stumbled over, and the incumbent runs beside it
-where it is timed. Only a fault that the device itself names is the candidate's own at once.
+where it is timed. Only a fault that the device itself names is the candidate's own at once. A process that was killed from
+outside (SIGKILL) is no evidence: its candidate is tried up to four times.
 """
 
 from __future__ import annotations

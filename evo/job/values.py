@@ -35,8 +35,9 @@ def read_values(written: Mapping[str, Value], space: Space) -> dict[str, Value]:
 
 
 def parse_point(text: str, space: Space, option: str) -> Point:
-    """The default with the values of NAME=VALUE,..., which may be illegal. Raises what `read_values` raises, and UsageError
-    for values that have no effect."""
+    """The point that NAME=VALUE,... describes: the space's default with these values. It may break constraints. option: the
+    option's name, for messages. Raises what `split_pairs` and `read_values` raise, and UsageError for a parameter that is
+    named twice or has no effect."""
     parts = [part for part in text.split(",") if part]
     values = read_values(split_pairs(parts, option), space)
     if len(values) < len(parts):

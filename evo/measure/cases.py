@@ -92,8 +92,9 @@ def random_cases(kernel: Kernel, target: str, workload: Workload, seed: int, num
 
 
 def _small(kernel: Kernel, target: str, workload: Workload, about: str, most_bytes: int) -> Workload | None:
-    """The workload, repaired, with less of its largest free dimensions, the one that the case is about last, until it costs
-    little enough. None where no such one is found."""
+    """The workload, made smaller until it costs at most `most_bytes` and as many operations as belong to them: the largest
+    dimension that is not compiled in is halved each time, the one that the case is about only when all others are at their
+    least. Sizes are repaired. None where no legal workload is that small."""
     fixed = kernel.compile_time_dims[target]
     lows = {d.name: max(1, d.low) for d in free_dims(kernel, target)}
     dims = quotients(kernel, fixed, workload)

@@ -443,8 +443,9 @@ class Gate:
 
 
 def _flags(trial: _Trial) -> torch.Tensor:
-    """The traces of a launch, in one row of numbers: whether each piece between the outputs was changed; then each output's
-    findings, or whether it differs from the first launch's."""
+    """The findings on one launch, as one row of numbers on the device: for each range of memory outside the outputs whether it
+    was changed; then for each output what `findings` has or, where a first launch is given, whether its bits differ from
+    that launch's."""
     flags = trial.memory.changes(trial.image)
     for e in trial.judged:
         output = trial.memory.outputs[e.name]

@@ -130,13 +130,20 @@ def commands(data: RunOutcome) -> list[tuple[str, str]]:
     run = data.run
     again = ["search", run.kernel, "--target", run.target, "--arch", run.arch]
     for w in data.workloads:
-        again += ["--workload", w.task.workload]
+        again += ["--cover" if run.options.get("cover") else "--workload", w.task.workload]
     again += ["--sampler", run.sampler, "--seed", str(run.seed)]
     for name, value in run.budget.items():
         if value is not None:
             again += ["--budget", f"{value:g}s"] if name == "seconds" else [f"--{name}", str(value)]
     for name, value in (run.options.get("fixed") or {}).items():
-        again += ["--fix", f"{name}={value_text(value)}"]
+        again += ["--fix", f"{name}={value}"]
+    for name, value in run.options.get("sampler", {}).items():
+        again += ["--sampler-option", f"{name}={value}"]
+    for point in run.options.get("starts", ()):
+        again += ["--start", ",".join(f"{name}={value}" for name, value in point.items())]
+    again += ["--finalists", str(run.options["finalists"])] if "finalists" in run.options else []
+    again += ["--sanitize-finals"] if run.options.get("sanitize_finals") else []
+    again += [] if run.options.get("starts") else ["--cold"]
     if run.max_in_flight % 2 == 0:  # two a builder, but eight at least; another machine would take another number of them
         again += ["--builders", str(run.max_in_flight // 2)]
     found = [("search again", command_line(data.db, *again))]

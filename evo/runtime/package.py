@@ -63,7 +63,8 @@ class Unavailable(Exception):
 
 
 class Busy(Exception):
-    """Not at this moment, but perhaps later; the message is the reason."""
+    """A variant cannot be loaded or raced at this moment, but perhaps later: PyTorch serves this call, and nothing is
+    remembered. The message is the reason."""
 
 
 Change = tuple[int, int, list[str]]

@@ -43,7 +43,8 @@ class Memory:
     starts_unset: bool
 
     def content(self, filled: bool) -> bytes:
-        """The bytes that are written to it. Unless `filled`, an unset allocation keeps what it is allocated with."""
+        """The bytes that are written to the allocation before the call: all of `data`; or, unless `filled`, for one that
+        starts unset only those before the tensor, so that the tensor stays unwritten."""
         return self.data if filled or not self.starts_unset else self.data[: self.lead_bytes]
 
 

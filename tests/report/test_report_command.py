@@ -7,11 +7,14 @@ import json
 import re
 import shlex
 import shutil
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from evo.cli import run
+from evo.lineage.store import Store
+from evo.testing.toy_kernel import write_kernel
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -61,6 +64,26 @@ def test_every_command_of_a_report_names_its_database_unless_that_is_the_one_tak
     monkeypatch.delenv("EVO_DB")
     assert evo("report", "single", "--out", out) == 0
     assert not any("--db" in c for c in commands_of(out))
+
+
+def test_the_command_that_searches_again_makes_the_same_record_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_kernel(tmp_path / "toy", ("honest", "wrong"))
+    options = "--sampler-option children=4 --start mode=honest,unroll=2 --finalists 2 --sanitize-finals --fix unroll=2"
+    assert evo(*f"search ./toy --target cpu --evaluations 2 --cover n=4096,dtype=float32 {options}".split()) == 0
+    assert evo("report", "latest", "--out", "report.html") == 0
+    again = next(c for c in commands_of(tmp_path / "report.html") if c.startswith("evo search"))
+    assert evo(*shlex.split(again)[1:]) == 0
+    with Store.open("runs/lineage.db", write=False) as store:
+        first, second = (store.run(f"toy-{date.today():%Y%m%d}-{number}") for number in (1, 2))
+    drawn = ("gate_seed", "origins")
+    assert {k: v for k, v in first.spec.options.items() if k not in drawn} == {
+        k: v for k, v in second.spec.options.items() if k not in drawn
+    }
+    for field in ("kernel", "arch", "sampler", "seed", "max_in_flight", "workloads", "budget"):
+        assert getattr(first.spec, field) == getattr(second.spec, field)
 
 
 def test_figures_are_written_as_svg_and_as_png(database: Path, tmp_path: Path) -> None:
