@@ -138,28 +138,28 @@ HANDFUL = [1.0 + i for i in range(60)]
 """Random search has some ten evaluations."""
 
 
-DIVIDES = "random search comes within"
-
-
-@pytest.mark.parametrize(("times", "reason"), [(NEAR, DIVIDES), (NOISE, DIVIDES), (HANDFUL, "the budget is ")])
 def test_a_space_in_which_random_search_all_but_finds_the_best_or_has_few_tries_has_no_score(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], times: list[float], reason: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good, near = write_cache(tmp_path / "good.json"), write_times(tmp_path / "near.json", times)
-    asked = ("replay", str(good), str(near), "--samplers", "random", "--repeats", "3", "--plot", str(tmp_path / "plots"))
+    divides = "random search comes within"
+    reasons = {"near": divides, "noise": divides, "handful": "the budget is "}
+    times = (NEAR, NOISE, HANDFUL)
+    spaces = [write_times(tmp_path / f"{name}.json", those) for name, those in zip(reasons, times, strict=True)]
+    paths = [str(path) for path in (write_cache(tmp_path / "good.json"), *spaces)]
+    asked = ("replay", *paths, "--samplers", "random", "--repeats", "3")
     document = run_here(capsys, *asked, "--json").document
-    of_good, of_near = document["scores"]
-    (mean,) = document["means"]
-    assert (of_near["score"], of_near["tenths"]) == (None, None)
-    assert of_near["reason"].startswith(reason)
-    assert (of_good["reason"], mean["score"], mean["left_out"]) == ("", of_good["score"], 1)
-    told = run_here(capsys, *asked)
-    scores = [line.split()[2] for line in told.out.splitlines()[1:4]]
-    assert scores == [f"{of_good['score']:.3f}", "n/a", f"{mean['score']:.3f}"]
-    assert f"near.json: n/a, since {reason}" in told.out
-    assert "1 space of 2 left out of the means" in told.out
+    (of_good, *others), (mean,) = document["scores"], document["means"]
+    for one, reason in zip(others, reasons.values(), strict=True):
+        assert (one["score"], one["tenths"]) == (None, None)
+        assert one["reason"].startswith(reason)
+    assert (of_good["reason"], mean["score"], mean["left_out"]) == ("", of_good["score"], 3)
+    told = run_here(capsys, *asked, "--plot", str(tmp_path / "plots"))
+    scores = [line.split()[2] for line in told.out.splitlines()[1:6]]
+    assert scores == [f"{of_good['score']:.3f}", *["n/a"] * 3, f"{mean['score']:.3f}"]
+    assert all(f"{name}.json: n/a, since {reason}" in told.out for name, reason in reasons.items())
+    assert "3 spaces of 4 left out of the means" in told.out
     assert sorted(p.name for p in (tmp_path / "plots").iterdir()) == ["good.png", "good.svg"]
-    alone = run_here(capsys, "replay", str(near), "--samplers", "random", "--repeats", "2", "--json").document
+    alone = run_here(capsys, "replay", paths[1], "--samplers", "random", "--repeats", "2", "--json").document
     assert alone["means"][0]["score"] is None
 
 

@@ -66,11 +66,9 @@ def test_cases_that_cannot_be_run_are_told_also_where_all_others_passed(tmp_path
         assert done.returncode == 0, done
         return done.stdout
 
-    beyond = [f"batch={batch},heads={65536 // batch},rows=1,cols=1,dtype=float32,data=normal" for batch in (65536, 1)]
-    (branch,) = json.loads(ended("check wide --target cpu --cases 2 --json"))["branches"]
-    assert [*branch["left_out"]] == beyond
-    assert f"2 cases not run: a grid that cannot be launched is left to PyTorch; the first: {beyond[0]}\n" in ended(
-        "check wide --cases 2"
+    beyond = "batch=65536,heads=1,rows=1,cols=1,dtype=float32,data=normal"
+    assert f"2 cases not run: a grid that cannot be launched is left to PyTorch; the first: {beyond}\n" in ended(
+        "check wide --target cpu --cases 2"
     )
     searched = ended("search wide --target cpu --evaluations 1 --name one")
     assert "the winner was not checked for offsets beyond 32 bits along x_batch, x_head, x_row, y_batch," in searched
@@ -80,4 +78,3 @@ def test_cases_that_cannot_be_run_are_told_also_where_all_others_passed(tmp_path
     assert far == {f"{tensor}_{axis}" for tensor in "xy" for axis in ("batch", "head", "row")}
     assert sum(",far=mask_" in case["case"] for case in workload["cases"]) == 8
     assert (workload["passed"], workload["not_run"]) == (True, [])
-    assert "12 cases not run: no memory; the first: " in ended("check one --cases 2")
