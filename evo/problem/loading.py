@@ -7,16 +7,19 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import posixpath
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from itertools import product
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Protocol
 
-from evo.discovery import find_plugin, own_names
+from evo.discovery import find_plugin, own_names, plugin_names
 from evo.errors import EvoError, KernelError, UnknownNameError, UsageError
 from evo.problem.kernel import FUNCTION_FILES, Kernel
 from evo.problem.stated import check_statement, told
@@ -96,69 +99,92 @@ def own_notations() -> list[Notation]:
 
 @cache
 def _sources() -> frozenset[str]:
-    """The suffixes of files that may decide a search."""
-    return frozenset({".py", ".j2"}.union(*((notation.suffix, *notation.headers) for notation in own_notations())))
+    """The suffixes of what a template may include by a name that it computes."""
+    return frozenset({".j2"}.union(*((notation.suffix, *notation.headers) for notation in own_notations())))
 
 
-_EXPORTED = [Path(name).stem for name in FUNCTION_FILES]
-"""Names, without suffixes, of files for exports alone, unless kernel.py imports them."""
-_SHARED_NAME = re.compile(rb"""["'<](_\w+)/((?:\{\{.*?\}\}|\{%.*%\}|[\w./-])*)""")
-"""A file of a folder that kernels share, where it is named: _shared/row.cuh, or _shared/mma{{ "_half" if p.half }}.cuh."""
-_INCLUDE = re.compile(rb"""#\s*include\s*["<]([^">\n]+)|\{%-?\s*(?:include|import|extends|from)\s+["']([^"'\n]+)""")
-_IMPORT = re.compile(rb"(?:^|[;:])[ \t]*from[ \t]+(\.+)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
+_COMPUTED = r"\{\{.*?\}\}|\{%.*%\}"
+_QUOTED = re.compile(rf"""["'<]((?:{_COMPUTED}|[\w./+-])+)(?=["'>])""")
+"""What may be the name of a file: _shared/row.cuh, or _shared/mma{{ "_half" if p.half }}.cuh."""
+_INCLUDE = re.compile(rf"""#\s*include\s*["<]((?:{_COMPUTED}|[^">\n])+)""")
+_TAG = re.compile(r"\{%[-+]?\s*(?:include|import|extends|from)\s+(.*?)%\}", re.DOTALL)
+_IMPORT = re.compile(
+    r"(?:^|[;:])[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n;]*)|import[ \t]+([\w., \t]+))",
+    re.MULTILINE,
+)
 
 
 def kernel_files(folder: Path) -> dict[str, bytes]:
     """The content of each file that decides what a search of this kernel finds, by its place below the kernel's folder or,
-    if kernels share it, below theirs. These are the sources in the kernel's folder and what else they include there; and of
-    the folders that kernels share, whose names start with an underscore, the files that these include and the modules that
-    they import. The kernel is not loaded for that, and may lie anywhere. Raises KernelError for a file that cannot be read.
+    if it lies there, below that of all kernels. These are kernel.py and the templates beside it, and what these name: the
+    modules that they import, the files that they include, and others whose names are quoted in them. Whatever else lies in
+    the folder is not looked at. The kernel is not loaded for that, and may lie anywhere. Raises KernelError for a file that
+    cannot be read.
     """
-    own, others = dict(_files_below(folder)), dict[str, Path]()
-    for family in template_root().glob("_*"):
-        others |= {f"{family.name}/{name}": path for name, path in _files_below(family) if path.suffix in _sources()}
-    others |= own
-    waiting = [name for name, path in own.items() if path.suffix in _sources() and path.stem not in _EXPORTED]
-    found = dict[str, bytes]()
+    listed, found, roots = cache(_listed), dict[str, bytes](), (str(folder), str(template_root()))
+    plain, targets = {n.suffix for n in own_notations() if n.plain}, plugin_names("target")
+    own = (name for name in listed(roots[0]) if Path(name).suffix in {".j2", *plain} and name.partition(".")[0] in targets)
+    waiting = dict.fromkeys(("kernel.py", *own), roots[0])
     while waiting:
-        if (name := waiting.pop()) not in found:
-            try:
-                found[name] = others[name].read_bytes()
-            except OSError as error:
-                raise KernelError(f"{others[name]} cannot be read ({error.strerror}): kernels consist of files") from error
-            waiting += _named_in(name, found[name], tuple(others))
+        name, root = waiting.popitem()
+        try:
+            found[name] = Path(root, name).read_bytes()
+        except OSError as error:
+            raise KernelError(f"{root}/{name} cannot be read ({error.strerror}): kernels consist of files") from error
+        for root, parts in product(reversed(roots), _named_in(name, found[name])):
+            waiting |= {other: root for other in _files_at(root, parts, listed) if other not in found}
     return found
 
 
-def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files of a folder by their place in it, without those that are hidden."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
-        for path in (Path(place, name) for name in names if not name.startswith(".")):
-            yield path.relative_to(folder).as_posix(), path
+def _listed(folder: str) -> dict[str, os.DirEntry[str]]:
+    """What lies in a folder, by its name; nothing where there is no folder that may be looked into."""
+    with suppress(OSError, ValueError), os.scandir(folder) as entries:
+        return {entry.name: entry for entry in entries}
+    return {}
+
+
+def _files_at(folder: str, parts: Sequence[str], listed: Callable[[str], dict[str, os.DirEntry[str]]]) -> Iterator[str]:
+    """The files at a place below a folder. A `*` in it stands for what a template computes, and then only for sources that
+    are not hidden."""
+    (first, *rest), entries = parts, listed(folder)
+    computed = "*" in first
+    for name in fnmatch.filter(entries, first) if computed else {first} & entries.keys():
+        if computed and (name[0] == "." or not (rest or Path(name).suffix in _sources())):
+            continue
+        if rest:
+            yield from (f"{name}/{below}" for below in _files_at(f"{folder}/{name}", rest, listed))
+        with suppress(OSError):  # a link to itself
+            if not rest and entries[name].is_file():
+                yield name
 
 
 @lru_cache(256)
-def _named_in(name: str, content: bytes, others: Sequence[str]) -> list[str]:
-    """The other files that a file asks for, with those that it may ask for where it computes their names."""
-    found = list[str]()
-    for family, rest in _SHARED_NAME.findall(content):
-        pattern = re.sub(r"\{\{.*?\}\}|\{%.*%\}", "*", f"{family.decode()}/{rest.decode()}")
-        found += fnmatch.filter(others, pattern) or fnmatch.filter(others, f"{pattern}*")
-    if not name.endswith(".py"):
-        included = {(plain or jinja).decode().rpartition("/")[2] for plain, jinja in _INCLUDE.findall(content)}
-        return found + [other for other in others if other.rpartition("/")[2] in included and not other.startswith("_")]
-    for dots, module, names in _IMPORT.findall(re.sub(rb"#[^\n]*", b"", content)):
-        package = "/".join([*name.split("/")[: -len(dots)], *module.decode().split(".")]).rstrip("/")
-        places = [package, *(f"{package}/{imported.decode()}".lstrip("/") for imported in re.findall(rb"\w+", names))]
-        found += {f"{place}{end}" for place in places for end in (".py", "/__init__.py")} & {*others}
-    return found
+def _named_in(name: str, content: bytes) -> frozenset[tuple[str, ...]]:
+    """The places, in parts, of the files that a file asks for or may ask for: what it names counts if there is such one."""
+    text, own = content.decode(errors="replace"), name.split("/")[:-1]
+    named = {quoted for found in _QUOTED.findall(text) if re.search(r"[./]", quoted := re.sub(_COMPUTED, "*", found))}
+    named |= {f"{quoted}*" for quoted in named if "/" in quoted}  # "parts/" ~ p.part
+    named |= {re.sub(_COMPUTED, "*", included) for included in _INCLUDE.findall(text)}
+    for asked in _TAG.findall(text):
+        literals = re.findall(r"""["']([^"'\n]+)["']""", asked)
+        named |= {*literals, *(f"{part.partition('%')[0]}*" for part in literals)}
+        if asked.lstrip("([ ")[:1] not in "\"'":
+            named.add("*")
+    places = [*named, *("/".join([*own, part]) for part in named)]
+    for dots, module, names, plain in _IMPORT.findall(re.sub(r"#[^\n]*", "", text)) if name.endswith(".py") else ():
+        package = [*(own[: len(own) + 1 - len(dots)] if dots else ()), *filter(None, module.split("."))]
+        imported = [[*package, each] for each in re.findall(r"\w+", names)]
+        for parts in (*imported, *(part.split()[0].split(".") for part in plain.split(",") if part.strip())):
+            for module in ("/".join(parts[:i]) for i in range(1, len(parts) + 1) if dots or parts[0] != "evo"):
+                places += [f"{module}.py", f"{module}/__init__.py"]
+    parted = (tuple(posixpath.normpath(re.sub(r"\*+", "*", place)).split("/")) for place in places if place)
+    return frozenset(parts for parts in parted if parts[0] not in ("", ".", ".."))
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
-        digest.update(name.encode() + b"\0" + content + b"\0")
+        digest.update(os.fsencode(name) + b"\0" + content + b"\0")
     return digest.hexdigest()
 
 
@@ -240,6 +266,7 @@ def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
     outer, _finder.folder = _finder.folder, folder
     try:
         loader.exec_module(module)
+        own = [name for name in sys.modules if name != package and _is_of(folder, package, name)]
     except KernelError:
         raise
     except (Exception, SystemExit) as error:
@@ -247,7 +274,7 @@ def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
     finally:
         _finder.folder = outer
         sys.modules.update({n: m for n, m in before.items() if n not in sys.modules and not n.startswith(package)})
-    for name in (name for name in sys.modules if name.startswith(f"{package}.")):
+    for name in own:
         place = name.removeprefix(f"{package}.").replace(".", "/")
         if getattr(sys.modules[name], "__file__", None) and not {f"{place}.py", f"{place}/__init__.py"} & {*files}:
             raise KernelError(f"{path} imports {place}.py by a name that it computes: write from .MODULE import NAME")

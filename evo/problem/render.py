@@ -158,8 +158,8 @@ def _read_in(kernel: Kernel, file: Path) -> set[str] | None:
     source."""
     if file.suffix != ".j2":
         return None
-    environment = template_environment(kernel.folder, template_root())
-    read, pending, parts, there = {TEMPLATE}, [file.name], set[str](), set(environment.list_templates())
+    environment = template_environment(*(folders := (kernel.folder, template_root())))
+    read, pending, parts = {TEMPLATE}, [file.name], set[str]()
     while pending:
         parts.add(name := pending.pop())
         tree = environment.parse(Path(environment.get_template(name).filename or "").read_text(encoding="utf-8"))
@@ -168,7 +168,7 @@ def _read_in(kernel: Kernel, file: Path) -> set[str] | None:
         included = set(find_referenced_templates(tree))
         if None in included:
             return None
-        pending += there & included - parts
+        pending += [other for other in included - parts if other and any((folder / other).is_file() for folder in folders)]
     return read
 
 

@@ -16,7 +16,7 @@ import evo
 from evo.errors import KernelError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Cost, Kernel, Workload
-from evo.problem.loading import kernel_digest, load_kernel, template_root
+from evo.problem.loading import digest_of, kernel_digest, kernel_files, load_kernel, template_root
 from evo.problem.render import render
 from evo.targets import find_target
 from tests.problem.test_statement import SOURCE, STATEMENT
@@ -102,6 +102,58 @@ def test_what_a_source_includes_counts_whatever_it_is_called_and_what_nobody_inc
     found = {path.name for path in own.rglob("*") if path.is_file() and depends_on(own, path)}
     assert found == {"kernel.py", "cpu.cpp.j2", "tile.hpp", "part.inl", "knobs.txt"}
     assert not depends_on(own, own / ".ipynb_checkpoints" / "kernel.py")
+
+
+def test_what_no_source_names_is_no_source_wherever_it_lies_in_the_folder(tmp_path: Path) -> None:
+    own = own_kernel(tmp_path / "own", part__cuh="")
+    (own / "cpu.cpp.j2").write_text(f'#include "part.cuh"\n{SOURCE}')
+    before = kernel_files(own)
+    assert {*before} == {"kernel.py", "cpu.cpp.j2", "part.cuh"}
+    beside = ("test_own.py", "bench.cpp", "draft.cuh", "notes.j2", ".git/kernel.py", "exported/own/__init__.py")
+    other = ("other/kernel.py", "other/cpu.cpp.j2", "other/part.cuh", "venv/lib/torch.py", "venv/include/part.cuh")
+    for name in (*beside, *other):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text("1 / 0\n")
+    (own / "loop.cuh").symlink_to("loop.cuh")
+    (own / "gone").symlink_to("nowhere")
+    os.mkfifo(own / "pipe.cuh")
+    (own / "part.py").mkdir(mode=0)
+    (own / os.fsdecode(b"\xff.cuh")).write_text("")
+    with (own / "large.h").open("wb") as file:
+        file.truncate(2**40)
+    assert kernel_files(own) == before
+    assert load_kernel(str(own), digest_of(before)).name == "scaled"
+
+
+def test_what_a_source_names_in_a_subfolder_is_a_source(tmp_path: Path) -> None:
+    imports = "from .sub.one import ONE\nimport two.three as three\nDATA = 'tables/sines.bin'\n"
+    own = own_kernel(tmp_path / "own", f"{imports}{STATEMENT}")
+    (own / "cpu.cpp.j2").write_text(
+        '#include "parts/tile.hpp"\n#include "tile_{{ p.n }}.cuh"\n{% include "steps/" ~ p.step ~ ".j2" %}\n'
+        '{%- include "odd.j2" if p.odd else "even.j2" %}{% from "macros/all.j2" import one %}\n'
+    )
+    asking = {
+        "parts/tile.hpp": '#include "inner.hpp"\n#include "../far.hpp"\n',
+        "sub/one.py": "from ..up import UP\nfrom . import other\n",
+    }
+    asked = (
+        "parts/inner.hpp", "far.hpp", "tile_2.cuh", "tile_4.cuh", "steps/first.j2", "steps/last.j2", "odd.j2", "even.j2",
+        "macros/all.j2", "sub/__init__.py", "up.py", "sub/other.py", "two/three.py", "tables/sines.bin",
+    )  # fmt: skip
+    unasked = ("inner.hpp.j2", "steps/notes.txt", "sub/unused.py", "one.py", "tables/cosines.bin")
+    for name, text in {**asking, **dict.fromkeys((*asked, *unasked), "")}.items():
+        (own / name).parent.mkdir(exist_ok=True)
+        (own / name).write_text(text)
+    assert {*kernel_files(own)} == {"kernel.py", "cpu.cpp.j2", *asking, *asked}
+    assert all(depends_on(own, own / name) for name in asked)
+
+
+def test_a_name_that_a_template_computes_may_be_that_of_any_source_beside_it(tmp_path: Path) -> None:
+    own = own_kernel(tmp_path / "own", one__j2="", two__cuh="", notes__txt="", test_own__py="")
+    (own / "sub").mkdir()
+    (own / "sub" / "three.j2").write_text("")
+    (own / "cpu.cpp.j2").write_text("{% include p.part %}")
+    assert {*kernel_files(own)} == {"kernel.py", "cpu.cpp.j2", "one.j2", "two.cuh"}
 
 
 def test_a_module_of_a_family_that_is_imported_by_a_computed_name_is_refused(tmp_path: Path) -> None:
