@@ -82,7 +82,7 @@ class _Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class _Folder:
-    """The folder of a kernel, which workers may not have: tens of kilobytes that travel with every request. A scheduler that
+    """The files of a kernel, which workers may not have: tens of kilobytes that travel with every request. A scheduler that
     tells all workers at once waits for each of them, also for one that hangs."""
 
     name: str
@@ -93,10 +93,8 @@ class _Folder:
     def of(cls, kernel: str) -> _Folder:
         """Raises UnknownNameError, KernelError."""
         folder = find_kernel(kernel)
-        parts = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
         files = kernel_files(folder)
-        content = {p.relative_to(folder).as_posix(): p.read_bytes() for p in parts} | files
-        return cls(name=folder.name, digest=digest_of(files), packed=zlib.compress(pickle.dumps(content)))
+        return cls(name=folder.name, digest=digest_of(files), packed=zlib.compress(pickle.dumps(files)))
 
 
 @dataclass(kw_only=True, eq=False)

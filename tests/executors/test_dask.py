@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 import socket
@@ -10,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -20,6 +22,8 @@ import pytest
 
 import evo
 from evo.errors import UsageError
+from evo.executors.dask import _Folder
+from evo.problem.loading import kernel_files
 from evo.testing.toy_kernel import TEMPLATE, write_kernel
 from tests.executors.processes import PATIENCE_S, wait_until
 
@@ -178,6 +182,15 @@ def noted(setup, folder, request, asked, generation, work=work):
 type(TARGET).device = lambda self, device=device: replace(device(self), name={name!r})
 executor._work = noted
 """
+
+
+def test_the_sources_of_a_kernel_travel_and_nothing_else_that_lies_in_its_folder(tmp_path: Path) -> None:
+    folder = write_kernel(tmp_path / "toy", ("good",))
+    before = kernel_files(folder)
+    for name in ("runs/lineage.db", ".git/objects/pack", ".netrc", "test_toy.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    assert pickle.loads(zlib.decompress(_Folder.of(str(folder)).packed)) == before == kernel_files(folder)
 
 
 def test_of_several_kinds_of_device_one_measures(cluster: Cluster, kernel: Path, tmp_path: Path) -> None:
