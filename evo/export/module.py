@@ -210,6 +210,7 @@ def _offered_by(kernel: Kernel) -> dict[str, bytes]:
         if not re.search(r"^__all__ = ", frontend.read_text(encoding="utf-8"), re.MULTILINE):
             raise KernelError(f"{frontend} does not say what is public: define __all__ = [...]")
         found = dict[str, bytes]()
+        _check_alone(frontend, frontend.read_text(encoding="utf-8"))
         for path in filter(Path.is_file, (frontend, kernel.folder / _NATIVE_FRONTEND)):
             found |= {path.name: path.read_bytes()} | _shared_by(kernel, path.read_text(encoding="utf-8"))
         return found
@@ -235,8 +236,10 @@ def _imported(kernel: Kernel, *first: str) -> dict[str, bytes]:
         text = path.read_text(encoding="utf-8")
         dots = "." * (name.count("/") + 1)
         renamed = {"problem": f"{dots}problem", "errors": f"{dots}problem.errors", "runtime": f"{dots}runtime"}
+        text = re.sub(r"(?m)^([ \t]*)import (evo\.[\w.]+)\.(\w+) as (\w+)[ \t]*$", r"\1from \2 import \3 as \4", text)
         for part, to in renamed.items():
-            text = re.sub(rf"^(\s*)from evo\.{part}\b", rf"\1from {to}", text, flags=re.MULTILINE)
+            text = re.sub(rf"(?m)^(\s*)from evo\.{part}\b", rf"\1from {to}", text)
+        _check_alone(path, text)
         found[name] = text.encode()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and node.level:
@@ -248,6 +251,23 @@ def _imported(kernel: Kernel, *first: str) -> dict[str, bytes]:
                 else:
                     waiting += ["/".join([*module, alias.name]) + ".py" for alias in node.names]
     return found
+
+
+def _check_alone(path: Path, text: str) -> None:
+    """Raises KernelError for an import that only works where the kernel lies. text: what a package has of the file."""
+    for node in ast.walk(ast.parse(text)):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            modules = [node.module or ""]
+        for module in modules:
+            first = module.partition(".")[0]
+            beside = (path.parent / f"{first}.py").is_file() and first not in sys.stdlib_module_names
+            if first == "evo" or beside:
+                raise KernelError(
+                    f"{path}, line {getattr(node, 'lineno', 0)}: a package that stands alone cannot import {module}: write"
+                    " from .MODULE import NAME for one beside it; of evo, it may have what is imported from"
+                    " evo.problem.MODULE, evo.runtime.MODULE or evo.errors"
+                )
 
 
 def _places_of(kernel: Kernel, name: str) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -18,6 +19,7 @@ from evo.export import find_exporter
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.targets import find_target
+from tests.ended import run_python
 from tests.export.exports import listing, manifest_of, request_for
 
 MODULE = find_exporter("module")
@@ -180,6 +182,24 @@ def test_a_kernel_without_a_usable_frontend_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=r"needs _shared/nothing\.py"):
         MODULE.export(request)
     assert not (tmp_path / "one").exists()
+
+
+def test_a_module_that_a_package_could_not_import_is_refused_and_none_names_evo(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(load_kernel("softmax").folder, tmp_path / "softmax"))
+    text, workload = (folder / "kernel.py").read_text(), load_kernel("softmax").example("cpu").key
+    request = request_for("cpu", "native", tmp_path / "one", workload, kernel=str(folder))
+    lines = ("from evo.targets import DeviceInfo", "import evo", "import evo.problem.space", "x = 1; from evo import search")
+    for line in (*lines, "import evo.report.page as page", "import cpu_space"):
+        (folder / "kernel.py").write_text(f"if False:\n    {line}\n{text}")
+        with pytest.raises(KernelError, match=r"kernel\.py, line 2: a package that stands alone cannot import (evo|cpu_)"):
+            MODULE.export(request)
+    imports = "import evo.problem.space as sp\nfrom evo.problem import genome\n"
+    (folder / "kernel.py").write_text(f"{imports}assert sp.Space\n{text}")
+    MODULE.export(request)
+    packaged = (tmp_path / "one" / "kernel.py").read_text()
+    assert packaged.startswith("from .problem import space as sp\nfrom .problem import genome\n")
+    done = run_python(tmp_path, "-c", "import sys, one, one.kernel; print('evo' in sys.modules)", PYTHONPATH="")
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_what_no_call_of_the_function_is_for_is_not_exported(tmp_path: Path) -> None:
