@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from itertools import chain
 from statistics import median
 from typing import Any, NoReturn, TypeVar
@@ -245,7 +244,7 @@ def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) ->
     original, exact = getattr(frontend, "comparable", frontend.ORIGINAL)(*args), frontend.exact(*args)
     moved = frontend.exact(*map(_moved, args)) if args[0].element_size() > 2 else exact
     results = zip(*(t if isinstance(t, tuple) else (t,) for t in (own, original, exact, moved)), strict=True)
-    ties = _ties(frontend, args, package)
+    ties = frontend.ties(*args) if hasattr(frontend, "ties") else {}
     found = [
         compare(o, t, e, package, _distance(e, m), ties.get(i))
         for i, (o, t, e, m) in enumerate(results)
@@ -253,14 +252,6 @@ def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) ->
     ]
     errors, of_torch, reasons = zip(*found, strict=True)
     return max(errors), max(of_torch), next(filter(None, reasons), "")
-
-
-def _ties(frontend: Any, args: tuple[Any, ...], package: Package) -> dict[int, tuple[torch.Tensor, int]]:
-    """The argument and axis in which any of equal elements will do, by the place of the result that holds positions: the
-    argument for which `exact` has the name of the kernel's input."""
-    named = dict(zip(signature(frontend.exact).parameters, args, strict=False))
-    outputs = enumerate(a for a in package.kernel["arguments"] if a["kind"] == "output")
-    return {i: (named[a["ties"][0]], a["ties"][1]) for i, a in outputs if a.get("ties") and a["ties"][0] in named}
 
 
 def _moved(arg: Any) -> Any:
