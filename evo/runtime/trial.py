@@ -45,6 +45,7 @@ _OTHER_SIZE = 0.7
 """The share of a random case's sizes that are not those tuned for."""
 _SHIFTS = (0, 0, 1, 2, 4)
 _NON_FINITE = ("NaN", "Inf", "-Inf")
+_OF_ANY_DTYPE = ("normal", "constant")
 _ROWS: dict[str, Callable[[torch.Tensor], object]] = {
     "normal": lambda x: x,
     "large": lambda x: x.mul_(12),
@@ -55,7 +56,7 @@ _ROWS: dict[str, Callable[[torch.Tensor], object]] = {
     "Inf": lambda x: x[..., -1].fill_(math.inf),
     "-Inf": lambda x: x[..., -1].fill_(-math.inf),
 }
-"""What is made of rows, by how they are called."""
+"""What is made of rows, by how they are called; those `_OF_ANY_DTYPE` also of integers and of floats of 8 bits."""
 
 _Found = TypeVar("_Found")
 
@@ -222,8 +223,8 @@ def verdicts(frontend: Any, index: int, seed: int, random_cases: int = 0) -> Ite
 def _random_cases(
     frontend: Any, variant: Variant, place: torch.device, seed: int, number: int
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Calls of random sizes, up to those that the variant was tuned for. Every other row of the first tensor is of another
-    kind, and it starts anywhere."""
+    """Calls of random sizes, up to those that the variant was tuned for. Every other row of the first tensor, or the only
+    one, is of another kind, and it starts anywhere."""
     rng = random.Random(seed)
     for turn in range(seed, seed + number):
         sizes = dict(variant.sizes)
@@ -232,9 +233,12 @@ def _random_cases(
                 sizes[name] = int(math.exp(rng.uniform(0.0, math.log(sizes[name] + 1))))
         sizes = getattr(frontend, "served_sizes", dict)(sizes)
         first, *rest = frontend.timed(sizes, getattr(torch, variant.dtype), place, turn)
-        kind, shift = rng.choice([k for k in _ROWS if first.ndim == 2 or k not in _NON_FINITE]), rng.choice(_SHIFTS)
+        kinds = _ROWS if first.is_floating_point() and first.itemsize > 1 else _OF_ANY_DTYPE
+        kind = rng.choice([k for k in kinds if first.ndim <= 2 or k not in _NON_FINITE])
+        shift = rng.choice(_SHIFTS)
         moved = first.new_empty(first.numel() + shift)[shift:].view(first.shape).copy_(first)
-        _ROWS[kind](moved[..., rng.randrange(2) :: 2, :])
+        rows = torch.atleast_2d(moved)
+        _ROWS[kind](rows[..., rng.randrange(min(2, rows.shape[-2])) :: 2, :])
         where = " ".join(f"{name}={size}" for name, size in sizes.items())
         yield f"{kind} rows, {shift} elements off, {where}", (moved, *rest)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from evo.export import find_exporter
+from evo.runtime.trial import _random_cases
 from tests.cli.test_integer_outputs import write
 from tests.export.exports import request_for
 from tests.runtime.conftest import Importer
@@ -42,3 +44,22 @@ def test_positions_of_other_elements_and_beyond_are_wrong_whatever_axes_the_call
     assert reason(1, 0, 0, 2) == reason(2, 1, 2, 2) == ""
     assert "1 of 4 elements are wrong or were never written: 0 at [0, 0] instead of 1" in reason(0, 0, 0, 2)
     assert "2 of 4 elements are wrong or were never written: 3 at [0, 1]" in reason(1, 3, 0, -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float8_e4m3fn, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("shape", [(), (6,), (1, 6), (5, 6), (2, 5, 6)])
+def test_random_cases_are_made_of_any_first_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def timed(*of_case: Any) -> tuple[Any, ...]:
+        return torch.ones(shape).to(dtype), 1
+
+    package = SimpleNamespace(dimensions=[{"name": "n"}])
+    variant: Any = SimpleNamespace(sizes={"n": 6}, package=package, fixed={}, dtype="float32")
+    frontend = SimpleNamespace(timed=timed)
+    found = list(_random_cases(frontend, variant, torch.device("cpu"), 0, 60))
+    assert {(args[0].shape, args[0].dtype) for _, args in found} == {(shape, dtype)}
+    kinds = {name.partition(" rows")[0] for name, _ in found}
+    every = {"normal", "large", "tiny", "constant", "outlier"}
+    wide = dtype in (torch.float32, torch.float16)
+    assert kinds == (every | ({"NaN", "Inf", "-Inf"} if len(shape) < 3 else set()) if wide else {"normal", "constant"})
+    if wide and len(shape) < 3:
+        assert any(args[0].isnan().any() for name, args in found if name.startswith("NaN"))
