@@ -114,7 +114,8 @@ def test_positions_go_through_check_search_finals_and_export(here: Any, tmp_path
     (tmp_path / "exported" / "kernel.py").write_text(STATEMENT.replace(TIES, "").replace("evo.problem", ".problem"))
     strict = run_python(tmp_path, "-m", "exported", "check")
     assert strict.returncode == 1
-    assert "WRONG  constant: 300 of 300 elements are wrong or were never written: 199 at [0] instead of 0" in strict.stdout
+    assert "WRONG  constant: " in strict.stdout, strict
+    assert " elements are wrong or were never written: 199 at [0] instead of 0" in strict.stdout
 
 
 def test_kernelbench_is_given_tensors_each_of_its_own_dtype(tmp_path: Path) -> None:
