@@ -15,12 +15,12 @@ import pytest
 import evo
 from evo.cli.jobs import read_jobs
 from evo.cli.search import search
+from evo.discovery import plugin_names
 from evo.errors import DeviceError
 from evo.job.job import OPTIONS, check_workloads
 from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
 from evo.report.text import parse_duration
-from evo.search.samplers import sampler_names
 from evo.targets import find_target
 from evo.testing.toy_kernel import WORKLOAD, write_kernel
 from tests.ended import run_python
@@ -401,7 +401,7 @@ def test_a_shipped_job_is_one_that_can_be_searched(path: Path) -> None:
         texts, grids = job.get("workloads", ()), job.get("cover", ())
         assert texts or grids
         assert len(check_workloads(kernel, job["target"], texts, grids)) >= len(texts) + len(grids)
-        assert job.get("sampler", "evolution") in sampler_names()
+        assert job.get("sampler", "evolution") in plugin_names("sampler")
         assert parse_duration(job["budget"]) > 0
 
 
