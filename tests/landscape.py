@@ -28,6 +28,7 @@ from evo.search.loop import Budget
 from evo.search.place import Place
 from evo.search.tasks import OpenRun
 from evo.targets import find_target
+from evo.testing.spaces import Result
 
 
 def random_search(kernel: str, evaluations: int = 20, name: str | None = None) -> RunSpec:
@@ -54,6 +55,10 @@ def opened(run: StoredRun, store: Store, executor: Any) -> OpenRun:
 
 def _hash(genome: Genome, salt: str) -> int:
     return int(hashlib.sha256(f"{salt}{genome.digest}".encode()).hexdigest()[:8], 16)
+
+
+def best_score(results: Sequence[Result]) -> float:
+    return min(r.score for r in results if r.score is not None)
 
 
 def code_of(genome: Genome) -> str:

@@ -22,9 +22,8 @@ from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.problem.space import Value
 from evo.targets import find_target
-from evo.testing.spaces import near
 from tests.ended import run_here
-from tests.export.exports import manifest_of
+from tests.export.exports import manifest_of, near
 from tests.landscape import random_search
 from tests.lineage import samples as s
 

@@ -136,13 +136,13 @@ def run(folder: Path, site: Path, *arguments: str) -> subprocess.CompletedProces
 
 NAMES = """
 import json
+from evo.discovery import plugin_names
 from evo.errors import UsageError
 from evo.executors import find_executor
 from evo.export import exporter_names, find_exporter
-from evo.search.operators import find_operator, operator_names
-from evo.search.samplers import find_sampler, sampler_names
-from evo.targets import find_target, target_names
-from evo.targets import find_language, language_names
+from evo.search.operators import find_operator
+from evo.search.samplers import find_sampler
+from evo.targets import find_language, find_target
 
 
 def told(name):
@@ -153,7 +153,7 @@ def told(name):
 
 
 print(json.dumps({
-    "names": [sampler_names(), operator_names(), target_names(), language_names(), exporter_names()],
+    "names": [*map(plugin_names, ("sampler", "operator", "target", "language")), exporter_names()],
     "found": [found.name for found in (
         find_operator("restart"), find_target("own"), find_language("late"), find_exporter("listed")
     )],

@@ -31,7 +31,7 @@ from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
 from evo.measure.cases import count_kinds, is_case_text, parse_case
 from evo.problem.genome import Genome
-from evo.problem.loading import find_kernel, names_near, recorded_kernel
+from evo.problem.loading import find_kernel, load_function, names_near, recorded_kernel
 from evo.problem.render import unread_parameters
 from evo.report.progress import CheckLines
 from evo.report.terminal import Terminal, make_console, notice, short_workload, time_cells, unless_busy
@@ -77,6 +77,7 @@ def check(
         _check_candidate(candidate, drawn, cases, case or [], compile_only, db, json)
         return
     problem, target, arch = load_context(kernel, target, arch)
+    load_function(problem)  # which only an export uses
     named = tuple(problem.workload(target, w) for w in workload or ())
     own, near = (named, ()) if named else check_workloads_of(problem, target)
     named_cases = tuple(parse_case(problem, target, text) for text in case or ())

@@ -26,13 +26,14 @@ from threadpoolctl import threadpool_limits
 from evo.analysis.replay import Replay, Score, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, print_json
+from evo.discovery import plugin_names
 from evo.errors import EvoError, UsageError
 from evo.job.values import read_numbers, split_pairs
 from evo.lineage.database import check_folder
 from evo.report.progress import LINE_EVERY_S, LineTimer
 from evo.report.terminal import figure, handling, make_console, make_table, say
 from evo.report.text import counted, duration
-from evo.search.samplers import find_sampler, sampler_names
+from evo.search.samplers import find_sampler
 
 _ENOUGH = 12
 """Least number of repeats with which a score means something."""
@@ -55,7 +56,7 @@ def replay(
     json: Json = False,
 ) -> None:
     """Score samplers on recorded search spaces: 0 is random search, 1 the best configuration at once."""
-    names = samplers.split(",") if samplers else sampler_names()
+    names = samplers.split(",") if samplers else plugin_names("sampler")
     spaces = list(dict.fromkeys(spaces))
     if plot is not None and plot.exists() and not plot.is_dir():
         raise UsageError(f"--plot {plot} is a file: name a folder")

@@ -17,13 +17,14 @@ from evo.cli.options import Db, Json, RunName, TargetName, print_json
 from evo.cli.outcome import outcome_record, print_outcome
 from evo.environment import DEFAULT_DB, command_line
 from evo.errors import EvoError, UnknownNameError, UsageError
-from evo.export import check_replaceable
 from evo.job.job import OPTIONS, Job, make_job, read_budget, read_options, read_place
 from evo.job.opening import check_early, configure, open_again, open_search
 from evo.job.starts import open_recorded
 from evo.job.values import check_seed, split_pairs
 from evo.lineage import RunStatus, StoredRun
-from evo.problem.loading import find_kernel
+from evo.lineage.store import Store
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import find_kernel, load_kernel
 from evo.report.progress import check_log, follow
 from evo.report.terminal import make_console, notice
 from evo.search.place import Place
@@ -100,8 +101,6 @@ def search(
     several = len(tables) > 1
     if several and (name or export):
         raise UsageError(f"--name and --export are for one search, and {kernel} holds {len(tables)}")
-    if export is not None:
-        check_replaceable(export, "module")  # before the budget is spent
     jobs = list[tuple[dict[str, Any], Job]]()
     for table in tables:  # what the last one lacks is said before the first one takes its hours
         told = {key: value for key, value in table.items() if key != "kernel"}
@@ -112,6 +111,8 @@ def search(
                 check_early(job, db, taken=False)
                 if not job.place.is_elsewhere:
                     configure(job, db, notice)
+    if export is not None:
+        _check_export(jobs[0][1].kernel, jobs[0][1].workloads, export)
     records, failed = list[dict[str, Any]](), 0
     for told, job in jobs:
         with _told_of(job.name, kernel if from_file else ""):
@@ -136,7 +137,7 @@ def search(
             failed = failed or error.exit_code
             continue
         records.append(record)
-        failed = failed or (0 if _has_winner(record) else 1)
+        failed = failed or _exit_code(record)
     if json:
         print_json({"searches": records} if several or not records else records[0])
     if failed:
@@ -180,17 +181,19 @@ def resume(
     json: Json = False,
 ) -> None:
     """Continue a search that was interrupted."""
-    if export is not None:
-        check_replaceable(export, "module")  # before the budget is spent
     check_log(log)
+    if export is not None:
+        with Store.open(db, write=True) as store:  # which brings its tables up to date
+            spec = store.run(run).spec
+        _check_export(load_kernel(spec.kernel), spec.workloads, export)
     given = read_options({"budget": budget, "evaluations": evaluations, "devices": devices, "on": on})
     place = read_place(given)
     with open_again(run, db, notice, budget=read_budget(given), place=place) as opened:
         record = _carry_out(opened, db, log, export, _resuming(opened, place, log), resumed=True, json=json)
     if json:
         print_json(record)
-    if not _has_winner(record):
-        raise typer.Exit(1)
+    if code := _exit_code(record):
+        raise typer.Exit(code)
 
 
 def _resuming(opened: OpenRun, place: Place, log: Path | None) -> tuple[str, ...]:
@@ -217,13 +220,29 @@ def _carry_out(
     found = read_run_finals(store, run.name, kernel.ceilings)
     started = float(psutil.Process().create_time())  # a user waits for the imports, too
     record = outcome_record(outcome, found, started, store, before)
+    if not json:
+        print_outcome(console, record, found, kernel, db)
     if export is not None and _has_winner(record):
         from evo.export._winners import export_run
 
-        record["export"] = [str(p) for p in export_run(store, run.name, export, db, notice)]
-    if not json:
-        print_outcome(console, record, found, kernel, db)
+        try:
+            record["export"] = [str(p) for p in export_run(store, run.name, export, db, notice)]
+        except EvoError as error:  # what was found is told nevertheless
+            record |= {"export": [], "export_error": str(error)}
+            notice(f"{error}; to export the winners later: {command_line(db, 'export', run.name, '--out', str(export))}")
     return record
+
+
+def _check_export(kernel: Kernel, workloads: Sequence[Workload], out: Path) -> None:
+    """Raises what `check_module` raises, before the budget is spent."""
+    from evo.export.module import check_module  # other searches do not need it
+
+    check_module(kernel, workloads, out)
+
+
+def _exit_code(record: Mapping[str, Any]) -> int:
+    """1 if there is no winner, or none could be exported."""
+    return 0 if _has_winner(record) and "export_error" not in record else 1
 
 
 def _words(context: typer.Context, typed: Mapping[str, Any]) -> Iterator[str]:

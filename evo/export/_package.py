@@ -110,7 +110,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             "digest": kernel.digest,
             "entry": kernel.entry,
             "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
-            "arguments": [_argument_record(kernel, a) for a in kernel.arguments],
+            "arguments": [_argument_record(a) for a in kernel.arguments],
             "tolerance": {dtype: asdict(kernel.tolerance[dtype]) for dtype in kernel.tolerance if dtype in _dtypes(kernel)},
         },
         "measured_on": [{name: told for name, told in part.environment.items() if told} for part in parts],
@@ -129,15 +129,10 @@ def _dtypes(kernel: Kernel) -> set[str]:
     return own.union(*(every.get(a.dtype, {a.dtype}) for a in kernel.outputs()))
 
 
-def _argument_record(kernel: Kernel, argument: Argument) -> dict[str, Any]:
-    """The axis of ties is counted from the last, as a function may take more axes before those of the kernel."""
+def _argument_record(argument: Argument) -> dict[str, Any]:
     record: dict[str, Any] = {"name": argument.name, "kind": argument.kind, "dtype": argument.dtype}
     if argument.kind == "structure":
         record |= {"bytes": argument.size_bytes, "alignment": argument.alignment}
-    if argument.ties is not None:
-        name, axis = argument.ties
-        axes = next(len(a.shape) for a in kernel.arguments if a.name == name)
-        record["ties"] = (name, axis % axes - axes)
     return record
 
 

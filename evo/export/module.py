@@ -30,9 +30,9 @@ import jinja2
 
 from evo import __version__, runtime
 from evo.errors import KernelError, SpaceError, TemplateError, UsageError
-from evo.export import Contents, Exporter, ExportRequest, with_manifest
+from evo.export import Contents, Exporter, ExportRequest, check_replaceable, with_manifest
 from evo.export._package import build_package, plan_record, workload_record
-from evo.problem.formats import all_tables
+from evo.problem.formats import all_tables, unfit
 from evo.problem.genome import Genome
 from evo.problem.kernel import FUNCTION_FILES, Dimension, Kernel, Workload
 from evo.problem.loading import load_function, load_kernel, template_root
@@ -189,16 +189,32 @@ def _compiled_in(variant: Mapping[str, Any]) -> tuple[Any, ...]:
     return workload["dtype"], *(workload["dims"][name] for name in variant["fixed"])
 
 
+def check_module(kernel: Kernel, workloads: Sequence[Workload], out: Path) -> None:
+    """Raises, before a search whose winners are to become a module, what would keep all of them from that: UsageError for
+    the folder or the workloads, and what `_offered_by` raises."""
+    check_replaceable(out, EXPORTER.name)
+    _check_name(out)
+    _offered_by(kernel)
+    table = all_tables(kernel).get(EXPORTER.name, {})
+    if all(reasons := [unfit(table, workload) for workload in workloads]):
+        raise UsageError(f"no winner for {workloads[0].key} can be exported: {reasons[0]}")
+
+
 def _importable_package(*parts: ExportRequest) -> Contents:
-    """The folder's name is the one to import. Raises UsageError for one that cannot be imported."""
-    name = parts[0].out.absolute().name
+    """The folder's name is the one to import. Raises what `_check_name` and `make_package` raise."""
+    _check_name(parts[0].out)
+    return make_package(*parts)
+
+
+def _check_name(out: Path) -> None:
+    """Raises UsageError for a folder whose name cannot be imported."""
+    name = out.absolute().name
     if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name):
         raise UsageError(
             f"the folder's name becomes the module's, and {name!r} cannot be imported: use letters, digits and _"
         )
     if name in _TAKEN:
         raise UsageError(f"a module called {name!r} would hide the one of that name: choose another --out")
-    return make_package(*parts)
 
 
 def _offered_by(kernel: Kernel) -> dict[str, bytes]:

@@ -207,10 +207,12 @@ def read_place(given: Mapping[str, Any]) -> Place:
 def choose_target(kernel: Kernel, target: str | None, arch: str | None, place: Place) -> str:
     """The target named, else that of the architecture, the only one of the kernel, or the best one present. Raises
     UsageError for one that the kernel has no template for; DeviceError if nothing was named and nothing is present."""
-    devices = [name for name in targets_by_rank() if not find_target(name).shares_cores]
-    if target is None and arch and (owners := [name for name in devices if find_target(name).owns(arch)]):
-        target = owners[0]
-    elif target is None and len(kernel.dtypes) == 1:  # whether such a device is present or not
+    if target is None and arch:
+        owners = [t for t in map(find_target, targets_by_rank()) if t.owns(arch)]
+        own = [t.name for t in owners if t.name in kernel.dtypes]
+        devices = [t.name for t in owners if not t.shares_cores]  # the machine's cores own whatever no device does
+        target = next(iter(own + devices), None)
+    if target is None and len(kernel.dtypes) == 1:  # whether such a device is present or not
         (target,) = kernel.dtypes
     elif target is None and place.is_elsewhere:
         target = next(name for name in targets_by_rank() if name in kernel.dtypes)

@@ -10,7 +10,7 @@ import torch
 from evo.errors import KernelError
 from evo.problem.kernel import Argument, Case, Kernel, Tensors, Tolerance, Workload
 from evo.problem.stated import call_stated, mistake, wrong_outputs
-from evo.runtime.tolerance import Expected, expected, expected_exactly, input_roundings
+from evo.runtime.tolerance import Expected, as_outputs, expected, expected_exactly, input_roundings
 from evo.targets import target_of
 
 _FEW_ELEMENTS, _DRAWS = 1 << 14, 8
@@ -21,20 +21,12 @@ _WRONG = 4
 """Largest ratio of PyTorch's error to the tolerance that rounding explains in harmless data."""
 
 
-def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, torch.Tensor]:
-    """The outputs by name, made from a tensor, a sequence of tensors or a mapping. Some outputs may be missing."""
-    if isinstance(result, Mapping):
-        return dict(result)
-    tensors = result if isinstance(result, tuple | list) else (result,)
-    return dict(zip((a.name for a in kernel.outputs(workload)), tensors, strict=False))
-
-
 def stated_outputs(
     kernel: Kernel, what: str, function: Callable[..., object], inputs: Tensors, workload: Workload
 ) -> dict[str, torch.Tensor]:
     """The outputs that the reference, a baseline or `same_dtype` makes, by name; only the reference need give all.
     Raises KernelError for a mistake in it."""
-    found = as_outputs(kernel, workload, call_stated(kernel, what, function, inputs, workload))
+    found = as_outputs(kernel.outputs(workload), call_stated(kernel, what, function, inputs, workload))
     if fault := wrong_outputs(kernel, found, workload, complete=what == "`reference`"):
         raise mistake(kernel, what, function, fault)
     return found
@@ -142,7 +134,7 @@ def _roundings(
             shape = (*t.shape[:-1], 1) if number % 2 and t.ndim else t.shape
             up = torch.randint(2, shape, generator=draw, dtype=torch.int8, device=device)
             moved[name] = t * (1 + input_roundings(t) * unit * (2 * up - 1).double())
-        results = as_outputs(kernel, workload, kernel.reference(moved, workload))
+        results = as_outputs(kernel.outputs(workload), kernel.reference(moved, workload))
         for name, reference in references.items():
             change = (results[name] - reference).abs()
             if change.numel():

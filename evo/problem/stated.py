@@ -23,8 +23,6 @@ _DEVICE = ("out of memory", "not enough memory", "CUDA error", "cudaError")
 _HERE = str(Path(__file__).parent)
 """Calls from here are no part of what an author has written."""
 
-
-_INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 _FIELD_CODES = "PqQiIfdx0123456789 "
 _MOST_STRUCTURE_BYTES = 4096
 """All parameters of a CUDA kernel together, before CUDA 12.1."""
@@ -32,7 +30,9 @@ _MOST_STRUCTURE_BYTES = 4096
 
 def wrong_ties(kernel: Kernel, output: Argument, name: str, axis: int) -> str:
     """What is wrong with the `ties` of an argument; empty if nothing is."""
-    if output.kind != "output" or output.dtype not in _INTEGERS:
+    from evo.problem.kernel import INTEGER_BYTES  # which imports this module
+
+    if output.kind != "output" or output.dtype not in INTEGER_BYTES:
         return "is for outputs of integers alone, such as int64"
     shapes = [a.shape for a in kernel.arguments if a.name == name and a.kind == "input" and not a.optional]
     if not shapes or not -len(shapes[0]) <= axis < len(shapes[0]):

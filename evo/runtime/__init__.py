@@ -31,8 +31,9 @@ What a frontend passes must be memory of that device and dtype, laid out as the 
     served(table, *args)                      the result of what `table` has for a call; None: left to PyTorch. A result
                                               is a tensor, or a tuple of tensors and None
     explain(*args)                            the way a call takes: starts with "variant" or "PyTorch"
-    exact(*args)                              the result in float64; integers and bool as they must be, but for positions
-                                              with `ties`, if its parameter is called as the kernel's input is
+    exact(*args)                              the result in float64; integers and bool as they must be
+    ties(*args)                               if a result holds positions: by its place among the results, the elements and
+                                              their axis, of which any equal one will do (`Argument.ties`)
     comparable(*args)                         if not ORIGINAL's: the result whose error ours may be twice
     cases(sizes, dtype, device, seed)         yields (name, args): random and edge-case calls around a variant's sizes
     timed(sizes, dtype, device, seed)         args of a call of exactly these sizes

@@ -15,6 +15,7 @@ from torch import Tensor
 from .expression import in_python, locals_of
 from .package import Package
 from .statement import Bound, Function
+from .tolerance import as_outputs
 
 _MOST_ELEMENTS = 1 << 24
 """Largest number of elements that a tensor of a case may have."""
@@ -28,6 +29,7 @@ class Judge:
         self._package, self._bound, self._module = package, bound, module
         self._kernel, self._function, self._parameters = bound.kernel, bound.function, bound.function.parameters
         self._problem_of = _evaluator(bound)
+        vars(module).update(ties=self.ties)
 
     # -- from a problem to a call -----------------------------------------------------------------------------------
 
@@ -135,7 +137,17 @@ class Judge:
             return own.double() if isinstance(own, Tensor) and own.is_floating_point() else own
         inputs, workload = self._problem(args)
         wide = {k: t.double() if t is not None and t.is_floating_point() else t for k, t in inputs.items()}
-        return self._results(self._kernel.reference(wide, workload), workload, args)
+        found = self._results(self._kernel.reference(wide, workload), workload, args)
+        return found[0] if len(found) == 1 else found
+
+    def ties(self, *args: Any) -> dict[int, tuple[Tensor, int]]:
+        """The elements and the axis of which any equal one will do, by the place of a result that holds positions."""
+        stated = {a.name: a.ties for a in self._kernel.outputs() if a.ties is not None}
+        if not stated or isinstance(self._module._choose(_Anything(), *args), str):
+            return {}
+        inputs: dict[str, Any] = self._problem(args)[0]
+        places = {i: stated[name] for i, name in enumerate(self._bound.results) if name in stated}
+        return {i: (inputs[name], axis) for i, (name, axis) in places.items()}
 
     def comparable(self, *args: Any) -> Any:
         """The result whose error ours may be twice: PyTorch's, or where it has no such function, the kernel's `same_dtype`.
@@ -146,9 +158,9 @@ class Judge:
             return own
         inputs, workload = self._problem(args)
         found = self._results(same_dtype(inputs, workload), workload, args)
-        if isinstance(own, Tensor):
-            return found.to(own.dtype)
-        return tuple(None if t is None else t.to(like.dtype) for t, like in zip(found, own, strict=True))
+        every = own if isinstance(own, tuple) else (own,)
+        made = tuple(like if t is None else t.to(like.dtype) for t, like in zip(found, every, strict=True))
+        return made[0] if isinstance(own, Tensor) else made
 
     def _problem(self, args: tuple[Any, ...]) -> tuple[dict[str, Tensor | None], Any]:
         """The kernel's inputs and the workload of a call."""
@@ -166,15 +178,15 @@ class Judge:
         every = {**dict(workload.options), **options}
         return inputs, type(workload).of(sizes, workload.dtype, {n: every[n] for n in self._kernel.options})
 
-    def _results(self, outputs: Any, workload: Any, args: tuple[Any, ...]) -> Any:
-        """Outputs of the kernel in the form of the function's results."""
-        outputs = {next(iter(self._bound.results)): outputs} if isinstance(outputs, Tensor) else outputs
+    def _results(self, outputs: Any, workload: Any, args: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+        """Outputs of the kernel in the form of the function's results; None for one that is not asked for or not made."""
         given, found = dict(zip(self._parameters, args, strict=True)), list[Tensor | None]()
-        asked = {a.name for a in self._kernel.outputs(workload)}
+        asked = self._kernel.outputs(workload)
+        made, names = as_outputs(asked, outputs), {a.name for a in asked}
         for name, form in self._bound.results.items():
             shape = given[form].shape if form in self._function.given_tensors else self._value(form, args)
-            found.append(outputs[name].reshape(shape) if name in asked else None)
-        return found[0] if len(found) == 1 else tuple(found)
+            found.append(made[name].reshape(shape) if name in names & made.keys() else None)
+        return tuple(found)
 
     def _value(self, expression: str, args: tuple[Any, ...]) -> Any:
         return _compiled(self._function, {"value": expression})(*args)["value"]

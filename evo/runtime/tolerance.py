@@ -10,8 +10,9 @@ Integers and bool are compared exactly (`expected_exactly`), but for positions o
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -47,6 +48,14 @@ class Expected:
     def exact(self) -> bool:
         """Whether the output is of integers or bool, for which there are no errors, only wrong elements."""
         return not self.reference.is_floating_point()
+
+
+def as_outputs(outputs: Iterable[Any], result: object) -> dict[str, torch.Tensor]:
+    """The outputs of a kernel by name, made from a tensor, a sequence of tensors or a mapping. Some may be missing."""
+    if isinstance(result, Mapping):
+        return dict(result)
+    tensors = result if isinstance(result, tuple | list) else (result,)
+    return dict(zip((a.name for a in outputs), tensors, strict=False))
 
 
 def expected(
@@ -144,15 +153,18 @@ def _wrong(output: torch.Tensor, expected: Expected) -> torch.Tensor:
 
 
 def _positions(output: torch.Tensor, elements: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices for `gather`, and which of them are there at all; the others become 0."""
-    at = output.long() if output.ndim == elements.ndim else output.long().unsqueeze(axis % elements.ndim)
+    """Indices for `gather`, and which of them are there at all; the others become 0. output: of any axes, which a function
+    may have gathered for its kernel, or without the one of the positions."""
+    sizes = [*elements.shape]
+    sizes[axis] = output.numel() * sizes[axis] // max(1, elements.numel())
+    at = output.long().reshape(sizes)
     inside = (at >= 0) & (at < elements.shape[axis])
     return at.where(inside, 0), inside
 
 
 def _repeated(output: torch.Tensor, expected: Expected) -> torch.Tensor:
     """Positions that stand several times in a row along the axis of an output's ties, where the reference has none twice."""
-    if expected.ties is None or output.ndim < expected.ties[0].ndim:
+    if expected.ties is None:
         return torch.zeros_like(output, dtype=torch.bool)
     elements, axis = expected.ties
     several = []
@@ -160,7 +172,7 @@ def _repeated(output: torch.Tensor, expected: Expected) -> torch.Tensor:
         at, inside = _positions(positions, elements, axis)
         number = torch.zeros(elements.shape, dtype=torch.int32, device=output.device).scatter_add(axis, at, inside.int())
         several.append((number.gather(axis, at) > 1) & inside)
-    return several[0] & ~several[1].any(axis, keepdim=True)
+    return (several[0] & ~several[1].any(axis, keepdim=True)).view(output.shape)
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from itertools import chain
 from statistics import median
 from typing import Any, NoReturn, TypeVar
@@ -46,6 +45,7 @@ _OTHER_SIZE = 0.7
 """The share of a random case's sizes that are not those tuned for."""
 _SHIFTS = (0, 0, 1, 2, 4)
 _NON_FINITE = ("NaN", "Inf", "-Inf")
+_OF_ANY_DTYPE = ("normal", "constant")
 _ROWS: dict[str, Callable[[torch.Tensor], object]] = {
     "normal": lambda x: x,
     "large": lambda x: x.mul_(12),
@@ -56,7 +56,7 @@ _ROWS: dict[str, Callable[[torch.Tensor], object]] = {
     "Inf": lambda x: x[..., -1].fill_(math.inf),
     "-Inf": lambda x: x[..., -1].fill_(-math.inf),
 }
-"""What is made of rows, by how they are called."""
+"""What is made of rows, by how they are called; those `_OF_ANY_DTYPE` also of integers and of floats of 8 bits."""
 
 _Found = TypeVar("_Found")
 
@@ -223,8 +223,8 @@ def verdicts(frontend: Any, index: int, seed: int, random_cases: int = 0) -> Ite
 def _random_cases(
     frontend: Any, variant: Variant, place: torch.device, seed: int, number: int
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Calls of random sizes, up to those that the variant was tuned for. Every other row of the first tensor is of another
-    kind, and it starts anywhere."""
+    """Calls of random sizes, up to those that the variant was tuned for. Every other row of the first tensor, or the only
+    one, is of another kind, and it starts anywhere."""
     rng = random.Random(seed)
     for turn in range(seed, seed + number):
         sizes = dict(variant.sizes)
@@ -233,9 +233,12 @@ def _random_cases(
                 sizes[name] = int(math.exp(rng.uniform(0.0, math.log(sizes[name] + 1))))
         sizes = getattr(frontend, "served_sizes", dict)(sizes)
         first, *rest = frontend.timed(sizes, getattr(torch, variant.dtype), place, turn)
-        kind, shift = rng.choice([k for k in _ROWS if first.ndim == 2 or k not in _NON_FINITE]), rng.choice(_SHIFTS)
+        kinds = _ROWS if first.is_floating_point() and first.itemsize > 1 else _OF_ANY_DTYPE
+        kind = rng.choice([k for k in kinds if first.ndim <= 2 or k not in _NON_FINITE])
+        shift = rng.choice(_SHIFTS)
         moved = first.new_empty(first.numel() + shift)[shift:].view(first.shape).copy_(first)
-        _ROWS[kind](moved[..., rng.randrange(2) :: 2, :])
+        rows = torch.atleast_2d(moved)
+        _ROWS[kind](rows[..., rng.randrange(min(2, rows.shape[-2])) :: 2, :])
         where = " ".join(f"{name}={size}" for name, size in sizes.items())
         yield f"{kind} rows, {shift} elements off, {where}", (moved, *rest)
 
@@ -245,7 +248,7 @@ def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) ->
     original, exact = getattr(frontend, "comparable", frontend.ORIGINAL)(*args), frontend.exact(*args)
     moved = frontend.exact(*map(_moved, args)) if args[0].element_size() > 2 else exact
     results = zip(*(t if isinstance(t, tuple) else (t,) for t in (own, original, exact, moved)), strict=True)
-    ties = _ties(frontend, args, package)
+    ties = frontend.ties(*args) if hasattr(frontend, "ties") else {}
     found = [
         compare(o, t, e, package, _distance(e, m), ties.get(i))
         for i, (o, t, e, m) in enumerate(results)
@@ -253,14 +256,6 @@ def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) ->
     ]
     errors, of_torch, reasons = zip(*found, strict=True)
     return max(errors), max(of_torch), next(filter(None, reasons), "")
-
-
-def _ties(frontend: Any, args: tuple[Any, ...], package: Package) -> dict[int, tuple[torch.Tensor, int]]:
-    """The argument and axis in which any of equal elements will do, by the place of the result that holds positions: the
-    argument for which `exact` has the name of the kernel's input."""
-    named = dict(zip(signature(frontend.exact).parameters, args, strict=False))
-    outputs = enumerate(a for a in package.kernel["arguments"] if a["kind"] == "output")
-    return {i: (named[a["ties"][0]], a["ties"][1]) for i, a in outputs if a.get("ties") and a["ties"][0] in named}
 
 
 def _moved(arg: Any) -> Any:

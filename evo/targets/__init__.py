@@ -361,14 +361,6 @@ class Target(Protocol):
         ...
 
 
-def target_names() -> list[str]:
-    return plugin_names("target")
-
-
-def language_names() -> list[str]:
-    return plugin_names("language")
-
-
 def find_language(name: str) -> Language:
     """Raises UnknownNameError."""
     return cast(Language, find_plugin("language", name))
@@ -381,7 +373,7 @@ def compile_source(source: Source, arch: str, workdir: Path) -> Binary:
 
 def targets_by_rank() -> list[str]:
     """Names; those with devices of their own go before the machine's cores."""
-    return sorted(target_names(), key=lambda name: (find_target(name).shares_cores, name))
+    return sorted(plugin_names("target"), key=lambda name: (find_target(name).shares_cores, name))
 
 
 def find_target(name: str) -> Target:

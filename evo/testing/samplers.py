@@ -23,7 +23,6 @@ from evo.testing.spaces import outcome, play, tight_space, tiled_space, tiny_spa
 COUNT = 60
 TRACE = """
 import json, sys
-from evo.testing import Suite
 from evo.testing.spaces import outcome, play, tiled_space
 from evo.search.samplers import find_sampler
 proposals, _ = play(find_sampler(sys.argv[1])(tiled_space(), 7, {}), outcome, 60, window=4, same_code=["ignored"])

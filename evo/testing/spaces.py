@@ -13,7 +13,7 @@ from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Constraint, Ordinal, Point, Space, Value, When
 from evo.search.samplers import Exhausted, Sampler
 
-__all__ = ["Evaluate", "best_score", "near", "outcome", "play", "tight_space", "tiled_space", "tiny_space"]
+__all__ = ["Evaluate", "outcome", "play", "tight_space", "tiled_space", "tiny_space"]
 
 Evaluate = Callable[[Genome], float | None]
 
@@ -112,17 +112,6 @@ def _is_first(name: str, point: Mapping[str, Value]) -> bool:
     return point[name] == point["p0"]
 
 
-def near(space: Space, wanted: Mapping[str, Value]) -> Point:
-    """The default, or a legal point near it with these values."""
-    point = space.complete(space.default)
-    for name, value in wanted.items():
-        found = space.nearest(point, name, value)
-        assert found is not None, f"no legal point has {name}={value}"
-        point = found
-    assert wanted.items() <= point.items()
-    return point
-
-
 _BEST: dict[str, Value] = {
     "block": 256,
     "rows": 4,
@@ -199,10 +188,6 @@ def play(
         results.append(Result(order=order, genome=genome, score=score, duplicate_of=code if code != order else None))
         sampler.tell(order, score, results[-1].duplicate_of)
     return proposals, results
-
-
-def best_score(results: Sequence[Result]) -> float:
-    return min(r.score for r in results if r.score is not None)
 
 
 def _without(point: Mapping[str, Value], names: Sequence[str]) -> Point:

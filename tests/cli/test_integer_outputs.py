@@ -32,6 +32,7 @@ KERNEL = Kernel(
     plan=lambda target, point, workload: LaunchPlan(threads=1),
 )
 """
+TIES = ', ties=("x", 1)'
 SOURCE = """
 extern "C" void largest(const float* x, float* values, long long* indices, long long rows, long long cols) {
     for (long long r = 0; r < rows; ++r, x += cols) {
@@ -44,65 +45,18 @@ extern "C" void largest(const float* x, float* values, long long* indices, long 
     }
 }
 """
-FRONTEND = '''
-import sys
+FUNCTION = """
+from evo.problem.function import Function
 
-import torch
-
-from . import PACKAGE
-from .runtime import Dispatch, addresses
-
-__all__ = ["largest", "explain"]
-
-
-def largest(x):
-    found = served(DISPATCH, x)
-    return tuple(x.max(-1)) if found is None else found
-
-
-def served(table, x):
-    found = _find(table, x)
-    if isinstance(found, str):
-        return None
-    values, indices = x.new_empty(len(x)), x.new_empty(len(x), dtype=torch.int64)
-    ran = found[0](*found[1], values.data_ptr(), indices.data_ptr(), *found[0].sizes)
-    return (values, indices) if ran else None
-
-
-def _find(table, x):
-    where = addresses(x)
-    if isinstance(where, str):
-        return where
-    if x.dim() != 2 or not x.is_contiguous():
-        return "x is no dense matrix"
-    call = table[x.get_device(), x.dtype, *x.shape]
-    return call if isinstance(call, str) else (call, where)
-
-
-def explain(x):
-    found = _find(DISPATCH, x)
-    return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}{found[0].how}"
-
-
-def exact(x):
-    return x.double().max(-1)
-
-
-def timed(sizes, dtype, device, seed):
-    generator = torch.Generator(device).manual_seed(seed)
-    return (torch.randn(sizes["rows"], sizes["cols"], generator=generator, device=device).to(dtype),)
-
-
-def cases(sizes, dtype, device, seed):
-    yield "as timed", timed(sizes, dtype, device, seed)
-    yield "equal elements", (timed(sizes, dtype, device, seed)[0].round(),)
-    yield "a transposed view", (timed(sizes, dtype, device, seed)[0].T,)
-
-
-SUBJECT, ORIGINAL = largest, lambda x: x.max(-1)
-DISPATCH = Dispatch(PACKAGE, sys.modules[__name__])
-variants = DISPATCH.variants
-'''
+FUNCTION = Function(
+    signature="largest(Tensor x, int dim=-1) -> (Tensor, Tensor)",
+    original="torch.max",
+    tensors={"x": "x"},
+    results={"values": "x.shape[:-1]", "indices": "x.shape[:-1]"},
+    sizes={"rows": "x.numel() // x.shape[-1]", "cols": "x.shape[-1]"},
+    fits={"dim is not the last": "x.ndim > 0 and dim in (-1, x.ndim - 1)"},
+)
+"""
 FORMATS = """
 [flashinfer-bench]
 name = "largest_c{{ cols }}"
@@ -130,11 +84,11 @@ def write(folder: Path, statement: str = STATEMENT, source: str = SOURCE) -> Non
     folder.mkdir()
     (folder / "kernel.py").write_text(statement)
     (folder / "cpu.cpp.j2").write_text(source)
-    (folder / "frontend.py").write_text(FRONTEND)
+    (folder / "function.py").write_text(FUNCTION)
     (folder / "formats.toml").write_text(FORMATS)
 
 
-def test_positions_go_through_check_search_finals_resume_and_export(here: Any, tmp_path: Path) -> None:
+def test_positions_go_through_check_search_finals_and_export(here: Any, tmp_path: Path) -> None:
     write(tmp_path / "largest")
     checked = here("check", "largest", "--target", "cpu", "--cases", "32")
     assert checked.code == 0, checked  # stderr may say how far it is, where other programs run
@@ -143,7 +97,6 @@ def test_positions_go_through_check_search_finals_resume_and_export(here: Any, t
     assert searched.code == 0, searched
     told = ("confirmed: ", "too busy to measure: ")  # other programs may run beside this one
     assert any(line.startswith(told) for line in searched.out.splitlines()), searched
-    assert here("resume", "latest", "--evaluations", "3").code == 0
     name = here("best", "--json").document[0]["candidate"]
     cases = here("check", name, "--json").document["workloads"][0]["cases"]
     assert all(c["passed"] and c["error"] == 0.0 for c in cases), "the figures are of the values"
@@ -151,21 +104,18 @@ def test_positions_go_through_check_search_finals_resume_and_export(here: Any, t
     assert here("bench", "largest", "--target", "cpu").code == 0
     assert here("report", "latest", "--out", "report.html").code == 0
     assert here("export", "latest", "--out", "exported").code == 0
-    for more in ((), ("--cases", "20", "--json")):
-        right = run_python(tmp_path, "-m", "exported", "check", *more)
-        assert right.returncode == 0, right
+    right = run_python(tmp_path, "-m", "exported", "check", "--cases", "20", "--json")
+    assert right.returncode == 0, right
     assert run_python(tmp_path, "-m", "exported", "bench", "--rounds", "2").returncode == 0
     assert here("export", "latest", "--format", "flashinfer-bench", "--out", "dataset").code == 0
     (definition,) = (tmp_path / "dataset").glob("definitions/*/*.json")
     outputs = json.loads(definition.read_text())["outputs"]
     assert {name: output["dtype"] for name, output in outputs.items()} == {"values": "float32", "indices": "int64"}
-    path = tmp_path / "exported" / "manifest.json"
-    assert path.read_text().count('"ties"') == 1
-    path.write_text(path.read_text().replace('"ties"', '"other"'))
+    (tmp_path / "exported" / "kernel.py").write_text(STATEMENT.replace(TIES, "").replace("evo.problem", ".problem"))
     strict = run_python(tmp_path, "-m", "exported", "check")
     assert strict.returncode == 1
-    assert "WRONG  equal elements: " in strict.stdout, strict
-    assert " of 300 elements are wrong or were never written: " in strict.stdout
+    assert "WRONG  constant: " in strict.stdout, strict
+    assert " elements are wrong or were never written: 199 at [0] instead of 0" in strict.stdout
 
 
 def test_kernelbench_is_given_tensors_each_of_its_own_dtype(tmp_path: Path) -> None:
@@ -185,7 +135,7 @@ def test_kernelbench_is_given_tensors_each_of_its_own_dtype(tmp_path: Path) -> N
 
 
 def test_the_first_of_equal_elements_is_right_alone_where_nothing_else_is_stated(here: Any, tmp_path: Path) -> None:
-    write(tmp_path / "largest", STATEMENT.replace(', ties=("x", 1)', ""))
+    write(tmp_path / "largest", STATEMENT.replace(TIES, ""))
     refused = here("check", "largest", "--target", "cpu", "--json")
     assert refused.code == 1
     (branch,) = refused.document["branches"]
@@ -194,7 +144,7 @@ def test_the_first_of_equal_elements_is_right_alone_where_nothing_else_is_stated
 
 
 def test_integers_where_floating_point_is_stated_are_one_sentence_before_a_search(here: Any, tmp_path: Path) -> None:
-    write(tmp_path / "largest", STATEMENT.replace('dtype="int64", ', "").replace(', ties=("x", 1)', ""))
+    write(tmp_path / "largest", STATEMENT.replace('dtype="int64", ', "").replace(TIES, ""))
     for command in (("check", "largest", "--target", "cpu"), (*SEARCH, "1"), ("bench", "largest", "--target", "cpu")):
         ended = here(*command)
         assert ended.code == 2, ended

@@ -15,12 +15,12 @@ import pytest
 import evo
 from evo.cli.jobs import read_jobs
 from evo.cli.search import search
+from evo.discovery import plugin_names
 from evo.errors import DeviceError
 from evo.job.job import OPTIONS, check_workloads
 from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
 from evo.report.text import parse_duration
-from evo.search.samplers import sampler_names
 from evo.targets import find_target
 from evo.testing.toy_kernel import WORKLOAD, write_kernel
 from tests.ended import run_python
@@ -401,7 +401,7 @@ def test_a_shipped_job_is_one_that_can_be_searched(path: Path) -> None:
         texts, grids = job.get("workloads", ()), job.get("cover", ())
         assert texts or grids
         assert len(check_workloads(kernel, job["target"], texts, grids)) >= len(texts) + len(grids)
-        assert job.get("sampler", "evolution") in sampler_names()
+        assert job.get("sampler", "evolution") in plugin_names("sampler")
         assert parse_duration(job["budget"]) > 0
 
 
@@ -464,6 +464,34 @@ def test_the_advised_check_compiles_and_runs_nothing(here: Any, tmp_path: Path) 
 
 def test_an_option_at_its_least_is_accepted() -> None:
     assert load_kernel("layernorm").workload("cpu", f"{SMALL},eps=0").option("eps") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("function", "out", "said"),
+    [
+        ("FUNCTIONS = 1", "out", "function.py must define FUNCTION"),
+        ("FUNCTION = nothing", "out", "function.py:1, in <module>: fails on import: NameError"),
+        (None, "out", "kernel 'toy' has no function.py"),
+        (None, "my-out", "'my-out' cannot be imported"),
+    ],
+)
+def test_what_no_export_could_be_made_of_is_told_before_a_check_or_a_search(
+    here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str | None, out: str, said: str
+) -> None:
+    folder = write_kernel(tmp_path / "toy")
+    if function is not None:
+        (folder / "function.py").write_text(function)
+    with Store.open(tmp_path / "lineage.db", write=True) as store:
+        store.create_run(replace(SPEC, name="mine", kernel=str(folder)), ENVIRONMENT)
+    monkeypatch.setattr("evo.job.opening.open_workers", None)
+    monkeypatch.setattr("evo.cli.check.open_workers", None)
+    commands = [("search", "./toy", "--target", "cpu", "--export", out), ("resume", "mine", "--export", out)]
+    if function is not None:
+        commands.append(("check", "./toy", "--target", "cpu"))
+    for words in commands:
+        ended = here(*words, *(() if words[0] == "check" else ("--db", "lineage.db")))
+        assert ended.code == 2, words
+        assert said in ended.err.splitlines()[0], words
 
 
 @pytest.mark.parametrize("words", [("search", "layernorm", "--target", "cpu", "--budget", "10h"), ("resume", "mine")])

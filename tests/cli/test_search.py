@@ -18,6 +18,7 @@ import pytest
 
 from evo import cli
 from evo.cli import run as run_command
+from evo.errors import UsageError
 from evo.testing.toy_kernel import TEMPLATE, write_kernel
 from tests.ended import Ended
 from tests.export.exports import manifest_of
@@ -261,6 +262,22 @@ def test_finalists_that_were_refused_are_no_longer_counted_as_right(
     assert following.startswith("next:  evo show ")
     assert following.endswith(" --db else/where.db")
     assert ("   evo export mine --out my_toy --db" in following) is ("honest" in modes)
+
+
+def test_an_export_that_fails_comes_after_the_result_and_says_what_exports_later(
+    here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise UsageError("cannot write to out (No space left on device)")
+
+    (write_kernel(tmp_path / "toy") / "frontend.py").write_text("__all__ = []\n")
+    monkeypatch.setattr("evo.export._winners.export_run", full)
+    ended = search_toy(here, tmp_path, "--name", "mine", "--export", "out")
+    assert ended.code == 1
+    assert ended.out.splitlines()[-1].startswith("next:  evo show mine")
+    later = "cannot write to out (No space left on device); to export the winners later: evo export mine --out out"
+    assert f"evo: {later}" in ended.err.splitlines()
+    assert here("best", "--run", "mine", "--json").document[0]["candidate"]
 
 
 def test_candidates_that_are_wrong_only_when_timed_are_not_said_to_have_failed_the_gate(here: Any, tmp_path: Path) -> None:

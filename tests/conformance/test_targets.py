@@ -1,7 +1,8 @@
 """Every target and language keeps what they promise; a new file is picked up here, and a language's source goes below."""
 
+from evo.discovery import plugin_names
 from evo.problem.loading import kernel_names, load_kernel
-from evo.targets import find_language, language_names, target_names
+from evo.targets import find_language
 from evo.testing.targets import LanguageSuite, TargetSuite
 
 SOURCES = {
@@ -11,11 +12,11 @@ SOURCES = {
 
 
 class TestTargets(TargetSuite):
-    names = tuple(target_names())
+    names = tuple(plugin_names("target"))
 
 
 class TestLanguages(LanguageSuite):
-    names = tuple(language_names())
+    names = tuple(plugin_names("language"))
     sources = SOURCES
 
 
@@ -23,5 +24,5 @@ def test_every_kernel_has_a_template_for_each_of_its_targets_in_a_language_of_th
     for kernel in map(load_kernel, kernel_names()):
         for target in kernel.dtypes:
             (template,) = kernel.folder.glob(f"{target}.*")
-            languages = map(find_language, language_names())
+            languages = map(find_language, plugin_names("language"))
             assert template.name in [f"{target}{x.suffix}.j2" for x in languages if target in x.targets]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from evo.export import ExportItem, ExportRequest
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
+from evo.problem.space import Point, Space, Value
 from evo.runtime.manifest import MANIFEST, read_manifest
 from evo.targets import find_target
 
@@ -26,6 +27,17 @@ def request_for(
         genome = Genome.of(space.complete(space.default))
         items.append(ExportItem(workload=workload, genome=genome, candidate=f"test/{index}", record=record))
     return ExportRequest(kernel=kernel, target=target, arch=arch, items=tuple(items), out=out)
+
+
+def near(space: Space, wanted: Mapping[str, Value]) -> Point:
+    """The default, or a legal point near it with these values."""
+    point = space.complete(space.default)
+    for name, value in wanted.items():
+        found = space.nearest(point, name, value)
+        assert found is not None, f"no legal point has {name}={value}"
+        point = found
+    assert wanted.items() <= point.items()
+    return point
 
 
 def listing(folder: Path) -> dict[str, bytes]:

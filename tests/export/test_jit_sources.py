@@ -26,8 +26,7 @@ from evo.runtime.package import Package, Unavailable
 from evo.targets import find_target
 from evo.targets._machine_code import code_hash
 from evo.targets.languages.cuda_cpp import run_nvrtc
-from evo.testing.spaces import near
-from tests.export.exports import manifest_of, request_for
+from tests.export.exports import manifest_of, near, request_for
 
 KERNEL = load_kernel("layernorm")
 PICKED = Path(__file__).parents[1] / "picked"

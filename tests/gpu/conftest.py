@@ -17,8 +17,7 @@ from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.problem.space import Value
 from evo.targets import find_target
-from evo.testing.spaces import near
-from tests.export.exports import request_for
+from tests.export.exports import near, request_for
 from tests.runtime.conftest import _no_launcher_of_before, launchers, natively, use
 
 __all__ = ["Launched", "_no_launcher_of_before", "agree", "export", "launched", "launchers", "natively", "use"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evo.errors import UsageError
-from evo.job.job import make_job, plan_run
+from evo.job.job import choose_target, make_job, plan_run
 from evo.job.opening import configure
 from evo.problem.loading import load_kernel
 from evo.search.loop import Budget
@@ -67,6 +67,31 @@ def test_a_job_stays_as_it_was_made_and_says_what_it_cannot_be(toy: Path) -> Non
         with pytest.raises(UsageError, match=said):
             replace(job, **fields)
     assert plan_run(replace(job, arch="native", place=Place(builders=5))).max_in_flight == 10
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arch", "target"),
+    [
+        ("softmax", "x86-64-v3", "cpu"),
+        ("softmax", "native", "cpu"),
+        ("softmax", "sm_89", "cuda"),
+        ("softmax", None, "cuda"),
+        ("two", "native", "cuda"),  # of CUDA alone: its own target says what is wrong with the architecture
+    ],
+)
+def test_an_architecture_chooses_its_target_where_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, arch: str | None, target: str
+) -> None:
+    monkeypatch.setattr("evo.job.job.answers", lambda name: True)
+    problem = load_kernel("softmax")
+    if kernel == "two":
+        problem = replace(problem, dtypes={"cuda": ("float16",)}, workloads={"cuda": problem.workloads["cuda"][:1]})
+    assert choose_target(problem, None, arch, Place()) == target
+
+
+def test_a_target_that_is_named_asks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evo.job.job.targets_by_rank", None)  # which loads all of them
+    assert choose_target(load_kernel("softmax"), "cpu", "native", Place()) == "cpu"
 
 
 @pytest.mark.parametrize(

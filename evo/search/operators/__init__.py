@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
-from evo.discovery import find_plugin, plugin_names
+from evo.discovery import find_plugin
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Parameter, Point, Space, Value
 
@@ -43,10 +43,6 @@ class Operator:
             if child is not None and child not in known:
                 return Genome.of(child)
         return None
-
-
-def operator_names() -> list[str]:
-    return plugin_names("operator")
 
 
 def find_operator(name: str) -> Operator:

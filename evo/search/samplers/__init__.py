@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from evo.discovery import find_plugin, plugin_names
+from evo.discovery import find_plugin
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Proposal
 from evo.problem.genome import Genome
@@ -56,10 +56,6 @@ class Sampler(Protocol):
 
 
 SamplerFactory = Callable[[Space, int, Mapping[str, object]], Sampler]
-
-
-def sampler_names() -> list[str]:
-    return plugin_names("sampler")
 
 
 def find_sampler(name: str) -> SamplerFactory:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from evo.discovery import plugin_names
 from evo.evaluation import Parent, Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Parameter, Space, Value
-from evo.search.operators import find_operator, operator_names, repair
+from evo.search.operators import find_operator, repair
 from evo.search.samplers import Unseen, at_least, read_options
 
 Array = npt.NDArray[np.float64]
@@ -63,7 +64,7 @@ class EvolutionSampler:
         self._space = space
         self._rng = random.Random(seed)
         self._unseen = Unseen(space)
-        self._operators = [find_operator(n) for n in operator_names()]
+        self._operators = [find_operator(n) for n in plugin_names("operator")]
         self._surrogate = Surrogate(space, seed)
         self._population: list[tuple[float, int, Genome]] = []
         """(score, order, genome), best first; among equal scores the older one."""

@@ -3,15 +3,16 @@ from __future__ import annotations
 import statistics
 from itertools import combinations
 
+from evo.discovery import plugin_names
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Ordinal, Space
-from evo.search.operators import operator_names
 from evo.search.samplers import SamplerFactory
 from evo.search.samplers.evolution import SAMPLER as EVOLUTION
 from evo.search.samplers.random import SAMPLER as RANDOM
-from evo.testing.spaces import best_score, outcome, play, tiled_space
+from evo.testing.spaces import outcome, play, tiled_space
+from tests.landscape import best_score
 
-MADE = {*operator_names(), "surround"}
+MADE = {*plugin_names("operator"), "surround"}
 
 
 def test_the_default_comes_first_then_points_apart_then_children() -> None:

@@ -14,7 +14,8 @@ from evo.search.samplers.evolution import SAMPLER as EVOLUTION
 from evo.search.samplers.random import SAMPLER as RANDOM
 from evo.search.samplers.tpe import SAMPLER as TPE
 from evo.search.samplers.tpe import ParzenModel
-from evo.testing.spaces import best_score, outcome, play, tiled_space
+from evo.testing.spaces import outcome, play, tiled_space
+from tests.landscape import best_score
 
 
 def test_the_default_comes_first_then_chance_then_the_estimator() -> None:
