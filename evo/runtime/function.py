@@ -124,7 +124,7 @@ class _Launcher:
 
     def _parts(self) -> Iterator[str]:
         function = self._function
-        names, looked = ", ".join(self._parameters), ", ".join(function.looked_at)
+        names, looked = ", ".join(self._parameters), ", ".join(self._bound.looked_at)
         original = f"_pytorchs({', '.join(self._passed())})"
         yield f"""\
 def {function.name}({function.declared}):
@@ -142,7 +142,7 @@ def SUBJECT({positional}):
         yield f"""\
 def _original({positional}):
     return {original}"""
-        yield f"def _of_looked_at({looked}):\n    return _original({', '.join(f'{n}={n}' for n in function.looked_at)})"
+        yield f"def _of_looked_at({looked}):\n    return _original({', '.join(f'{n}={n}' for n in self._bound.looked_at)})"
         yield f"""\
 def explain({positional}):
     \"\"\"Which way such a call takes here and now: "variant 0 (...)", or "PyTorch: " and the reason.\"\"\"
@@ -183,7 +183,7 @@ def explain({positional}):
     def _choose(self, positional: str) -> str:
         """A call out of the table with addresses of the tensors, or why PyTorch is to do it."""
         function, lines = self._function, list[str]()
-        for name in function.looked_at:
+        for name in self._bound.looked_at:
             parameter = self._parameters[name]
             given = f"{name} is not None and " if parameter.optional else ""
             wrong = _WRONG[parameter.kind].format(name, parameter.length)

@@ -54,7 +54,7 @@ class _Writer:
         function = bound.function
         self._bound, self._package, self._function, self._kernel = bound, package, function, bound.kernel
         self._backward, self._order = backward, [d["name"] for d in package.dimensions]
-        self._read = {name: function.parameters[name] for name in function.looked_at}
+        self._read = {name: function.parameters[name] for name in bound.looked_at}
         self._operands = {name: self._read[name] for name in function.operands if name in self._read}
         self._tensors, self._first, self._results = function.given_tensors, bound.first, bound.results
         self._schema = self._find_schema()

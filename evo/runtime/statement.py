@@ -30,9 +30,10 @@ class Function:
     function of function.py. It does every call that no variant serves.
     tensors: by the kernel's input, the argument that it is. An input that has a shape is handed over dense, with its leading
     axes gathered; one without a shape as it lies, for a kernel that takes strides. Its dtype has to be the kernel's for it.
-    sizes: by dimension, an expression. options: likewise, by option; one that is left out is whether the argument of its
-    optional input is there, the dtype of the input for which it chooses that, or the kernel's default. One that is a text
-    among the kernel's `choices` and compiled in is the place among them, or the dtype.
+    sizes: by dimension, an expression. options: likewise, by option; one that is left out is the argument of its name that
+    is no tensor, whether the argument of its optional input is there, the dtype of the input for which it chooses that, or
+    the kernel's default. One that is a text among the kernel's `choices` and compiled in is the place among them, or the
+    dtype.
     fits: by a reason, an expression that is true for calls which a variant may serve. A call is left to PyTorch for the
     first one that is not: in this order, but those that look at no tensor first. Types of arguments are asked before.
     """
@@ -75,7 +76,8 @@ class Function:
     """Modules by class: the class of PyTorch's that each is derived from and stands in for, and the call that is its
     forward, of `self` and of arguments of the function: {"Softmax": ("torch.nn.Softmax", "softmax(input, self.dim)")}."""
     passes: Mapping[str, str] = field(default_factory=dict)
-    """Value that `original` is given in the place of an argument, in Python, by argument."""
+    """Value that `original` is given in the place of an argument, in Python, by argument. Those that it alone has a use for
+    have to be here: {"bias": "bias"}."""
     data_decide: tuple[str, ...] = ()
     """Options that, where they are on, make the time depend on what tensors hold: such problems are raced wherever they
     were measured."""
@@ -156,13 +158,6 @@ class Function:
         return tuple(p.name for p in self.parameters.values() if p.type == "Tensor")
 
     @cached_property
-    def looked_at(self) -> tuple[str, ...]:
-        """Arguments that choose or make the result, in order: all but those that `original` alone knows a use for."""
-        texts = [*self.sizes.values(), *self.options.values(), *self.fits.values(), *self.operands]
-        used = {name for text in texts for name in names_in(text)} | {*self.given_tensors}
-        return tuple(name for name in self.parameters if name in used)
-
-    @cached_property
     def operands(self) -> tuple[str, ...]:
         """Arguments of the operator, as expressions: of PyTorch's where one is named, else all."""
         if not self.operator:
@@ -198,6 +193,14 @@ class Bound:
             is_told = p.default is not None or name in {*function.call, *dimensions, *options}
             if p.type != "Tensor" and not is_told:
                 yield f"`call` says nothing of argument {name!r}, by which a problem of the kernel becomes a call"
+        given = {*function.passes}.union(*map(names_in, (*self._texts, *function.passes.values())))
+        for name in [n for n in function.parameters if n not in (*given, *function.tensors.values())]:
+            yield (
+                f"argument {name!r} has no effect: name it in `tensors`, `sizes`, `options` or `fits`, or in `passes` if only"
+                " `original` has a use for it"
+            )
+        for name in (n for n, text in self.options.items() if text == n and function.parameters[n].optional):
+            yield f"argument {name!r} may be None: say in `options` which value of the kernel's {name!r} that is"
         compiled_in = set(options).intersection(*map(set, kernel.compile_time_dims.values()))
         for name in function.saved:
             if name not in outputs or name not in compiled_in or name in self.results:
@@ -233,9 +236,25 @@ class Bound:
         return tuple(name for name in self.function.given_tensors if name in {*self.function.apart, *own})
 
     @cached_property
+    def looked_at(self) -> tuple[str, ...]:
+        """Arguments that choose or make the result, in order: all but those that `original` alone knows a use for."""
+        used = {name for text in self._texts for name in names_in(text)}
+        used |= {*self.function.given_tensors, *self.function.operands}
+        return tuple(name for name in self.function.parameters if name in used)
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        """The expressions that decide whether a variant serves a call, and what it computes."""
+        function = self.function
+        stated = (function.sizes, self.options, function.fits, self.results, function.expanded)
+        return tuple(text for texts in stated for text in texts.values())
+
+    @cached_property
     def options(self) -> Mapping[str, str]:
-        """`Function.options`, with those that are the dtype of an argument."""
+        """`Function.options`, with those that are an argument of their name, or the dtype of one."""
         found = dict(self.function.options)
+        for name in (n for n in self.kernel.options if n in self.function.parameters and n not in self.function.given_tensors):
+            found.setdefault(name, name)
         for a in self.kernel.arguments:
             if a.kind == "input" and a.dtype in self.kernel.choices and (name := self.function.tensors.get(a.name)):
                 text, default = f"{name}.dtype", self.kernel.options[a.dtype]
@@ -327,4 +346,4 @@ class Bound:
 
     def number(self, name: str) -> str:
         """An expression of an option that is a number which the entry point takes."""
-        return self.function.options.get(name) or repr(self.kernel.options[name])
+        return self.options.get(name) or repr(self.kernel.options[name])

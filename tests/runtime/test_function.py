@@ -71,6 +71,17 @@ def test_a_backward_is_given_what_its_parameters_are_called_by() -> None:
         forward.passed_to(forward)
 
 
+def test_an_option_of_the_kernel_is_the_argument_of_its_name() -> None:
+    kernel = load_kernel(str(Path(__file__).parents[1] / "picked"))
+    function = load_function(kernel)
+    assert function is not None
+    bound = Bound(function, kernel)
+    assert not function.options
+    assert (bound.number("factor"), bound.looked_at[-1]) == ("factor", "factor")
+    may_be_none = replace(function, signature=function.signature.replace("float factor=1.5", "float? factor=None"))
+    assert "argument 'factor' may be None" in next(Bound(may_be_none, kernel).faults())
+
+
 def test_a_signature_is_read_as_pytorch_writes_one() -> None:
     assert [*Function(**STATED).parameters.values()] == [
         Parameter("x", "Tensor", optional=False, default=None, keyword=False),
@@ -265,7 +276,8 @@ FAULTS = {
     "`tensors` names 'z', which is no input of the kernel": ('tensors={"x": "a"', 'tensors={"z": "a"'),
     "`sizes` says nothing of the kernel's 'cols'": ('"cols": "a.shape[-1]"', ""),
     "the signature has 1 results, and `results` 2": ("(Tensor, Tensor)", "Tensor"),
-    "has no translation to C++": ("not device", "a.storage() != 0"),
+    "has no translation to C++": ("not device", "not device and a.storage() != 0"),
+    "argument 'device' has no effect: name it in": ("not device", "True"),
     "fails on import: ValueError: `fits` has for": ("not device", "not divice"),
     "must define FUNCTION": ("FUNCTION =", "FUNCTIONS ="),
 }
