@@ -12,7 +12,10 @@ PyTorch is at least of that version; `backend(name)`, whether PyTorch may use th
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import pairwise, permutations
 from typing import NamedTuple
 
 _BACKENDS = {"math": "Math", "flash": "Flash", "efficient": "MemEfficient", "cudnn": "CuDNN"}
@@ -98,6 +101,48 @@ def operator_call(text: str) -> tuple[str, list[tuple[str, str]]]:
     parts = (part.partition("=") for part in inner.rstrip(")").split(","))
     given = [(first.strip(), value.strip()) if equals else ("", first.strip()) for first, equals, value in parts]
     return name.strip().removeprefix("aten."), given
+
+
+def product(sizes: Iterable[str]) -> str:
+    """An expression of the product of some."""
+    nodes = [parse(text) for text in sizes]
+    return ast.unparse(reduce(lambda one, other: ast.BinOp(one, ast.Mult(), other), nodes)) if nodes else "prod(())"
+
+
+def is_count(form: str, sizes: Sequence[str], tensors: Iterable[str], conditions: Iterable[str]) -> bool:
+    """Whether the number of elements of a tensor, or of a shape, is the product of some expressions wherever conditions are
+    true: as far as they say so, or the expressions."""
+    equal, found, waiting = {p for text in conditions for p in _equalities(text, form)}, set[str](), [form]
+    while waiting:
+        name = waiting.pop()
+        count = f"{name}.numel()" if name in tensors else f"prod({name})"
+        if count not in found:
+            found.add(count)
+            found |= {other for one, other in equal if one == count}
+            waiting += [other.removesuffix(".shape") for one, other in equal if one == f"{name}.shape"]
+            axes = [int(other) for one, other in equal if one == f"{name}.ndim" and other.isdigit()]
+            found |= {product(f"{name}.shape[{axis}]" for axis in range(n)) for n in axes}
+    known = {product(sizes)}
+    for rows, cols in permutations(map(product, zip(sizes)), 2) if len(sizes) == 2 else ():
+        name, _, divisor = rows.partition(".numel() // ")
+        end = f"{name}.shape[-len({cols[5:-1]}):]"  # of which `cols` is the product
+        if divisor == cols and (re.fullmatch(rf"{name}\.shape\[-?\d+\]", cols) or (end, cols[5:-1]) in equal):
+            known.add(f"{name}.numel()")
+    return bool(known & found)
+
+
+def _equalities(text: str, given: str) -> Iterator[tuple[str, str]]:
+    """What is equal, both ways round, where an expression is true and the argument `given` is not None."""
+    waiting = [parse(text)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.BoolOp):
+            is_or = isinstance(node.op, ast.Or)
+            sides = [side for side in node.values if not is_or or ast.unparse(side) != f"{given} is None"]
+            waiting += sides if not is_or or len(sides) == 1 else []
+        elif isinstance(node, ast.Compare) and all(isinstance(operator, ast.Eq) for operator in node.ops):
+            for one, other in pairwise(map(ast.unparse, (node.left, *node.comparators))):
+                yield from ((one, other), (other, one))
 
 
 def _looked_at(text: str, attributes: tuple[str, ...]) -> Iterator[str]:

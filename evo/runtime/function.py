@@ -203,8 +203,9 @@ def explain({positional}):
                 "_at += _of",
             ]
         sizes = [*map(self._bound.size, self._order)]
-        lines += locals_of([*function.fits.values(), *sizes])
-        for reason, text in self._bound.fits(of_tensors=True).items():
+        fits = self._bound.fits(of_tensors=True)
+        lines += locals_of([*fits.values(), *sizes])
+        for reason, text in fits.items():
             lines += [f"if not ({in_python(text)}):", f"    return {reason!r}"]
         lines += [
             f"if {first}.is_cuda:",
@@ -391,7 +392,8 @@ def explain({positional}):
         """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs; None:
         PyTorch's operation. And what the operator gives for tensors without data."""
         function, first = self._function, self._bound.first
-        asked = [text for text in function.fits.values() if not _concerns_memory(text)]
+        fits = (text for kind in (False, True) for text in self._bound.fits(of_tensors=kind).values())
+        asked = [text for text in fits if not _concerns_memory(text)]
         fixed = sorted({name for v in self._package.variants for name in v.fixed} - {*function.saved})
         sizes = {name: self._bound.size(name) for name in fixed}
         lines = ["if not _in_graphs or NATIVE.operator is None:", "    return None", *self._settled()]

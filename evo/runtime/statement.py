@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .expression import CodeError, Parameter, in_cpp, names_in, operator_call
+from .expression import CodeError, Parameter, in_cpp, is_count, names_in, operator_call, product
 
 _TYPES = ("Tensor", "int", "int[]", "float", "bool", "bool[N]", "ScalarType")
 _PARAMETER = re.compile(r"(?P<type>\w+(\[\d*\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
@@ -195,10 +195,8 @@ class Bound:
                 yield f"`call` says nothing of argument {name!r}, by which a problem of the kernel becomes a call"
         given = {*function.passes}.union(*map(names_in, (*self._texts, *function.passes.values())))
         for name in [n for n in function.parameters if n not in (*given, *function.tensors.values())]:
-            yield (
-                f"argument {name!r} has no effect: name it in `tensors`, `sizes`, `options` or `fits`, or in `passes` if only"
-                " `original` has a use for it"
-            )
+            where = "name it in `tensors`, `sizes`, `options` or `fits`, or in `passes` if only `original` has a use for it"
+            yield f"argument {name!r} has no effect: {where}"
         for name in (n for n, text in self.options.items() if text == n and function.parameters[n].optional):
             yield f"argument {name!r} may be None: say in `options` which value of the kernel's {name!r} that is"
         compiled_in = set(options).intersection(*map(set, kernel.compile_time_dims.values()))
@@ -253,8 +251,9 @@ class Bound:
     def options(self) -> Mapping[str, str]:
         """`Function.options`, with those that are an argument of their name, or the dtype of one."""
         found = dict(self.function.options)
-        for name in (n for n in self.kernel.options if n in self.function.parameters and n not in self.function.given_tensors):
-            found.setdefault(name, name)
+        for name, p in self.function.parameters.items():
+            if name in self.kernel.options and p.type != "Tensor":
+                found.setdefault(name, name)
         for a in self.kernel.arguments:
             if a.kind == "input" and a.dtype in self.kernel.choices and (name := self.function.tensors.get(a.name)):
                 text, default = f"{name}.dtype", self.kernel.options[a.dtype]
@@ -270,19 +269,33 @@ class Bound:
         return f"({known.get(stated) or f'torch.{self.kernel.options.get(stated, stated)}'})"
 
     def fits(self, *, of_tensors: bool) -> Mapping[str, str]:
-        """The conditions that look at tensors, or those that do not, which cost less and are asked first. Each tensor has to
-        have the dtype that the kernel states for it."""
-        tensors, found = frozenset(self.function.given_tensors), dict(self.function.fits)
+        """The conditions that look at tensors, or those that do not, which cost less and are asked first."""
+        tensors = {*self.function.given_tensors}
+        return {r: text for r, text in self._fits.items() if bool(tensors & {*names_in(text)}) is of_tensors}
+
+    @cached_property
+    def _fits(self) -> Mapping[str, str]:
+        """`Function.fits`, and that each tensor has the dtype that the kernel states for it, and as many elements as its sizes
+        say, where that does not follow from `fits` and `sizes`: the kernel would read or write beyond it."""
+        tensors, stated = self.function.given_tensors, self.function.fits
+        optional = {name for name in tensors if self.function.parameters[name].optional}
+        needed = (self.inputs.get(a.name) for a in self.kernel.arguments if not a.optional)
+        found = {f"{name} is None": f"{name} is not None" for name in needed if name in optional} | dict(stated)
         for a in self.kernel.arguments:
             name, dtype = self.function.tensors.get(a.name, ""), self.dtype(a)
+            given = f"{name} is None or " if name in optional else ""
             if name in self.apart and name not in (*self.function.apart, *names_in(dtype)):  # an option may be its own dtype
-                given = f"{name} is None or " if self.function.parameters[name].optional else ""
                 found[f"{name} is not of the dtype that the kernel takes"] = f"{given}{name}.dtype == {dtype}"
             if a.dtype in self.kernel.choices and a.dtype in self.options:
                 texts = self.kernel.choices[a.dtype]
                 listed = "".join(f"torch.{text}, " for text in texts)
                 found[f"{a.dtype} is none of {', '.join(texts)}"] = f"{dtype} in ({listed})"
-        return {r: text for r, text in found.items() if bool(tensors & {*names_in(text)}) is of_tensors}
+            form, sizes = self.results.get(a.name, name if a.shape else ""), [*map(self.size, a.shape)]
+            if form and not is_count(form, sizes, tensors, stated.values()):
+                count = f"{form}.numel()" if form in tensors else f"prod({form})"
+                reason = f"{name or f'the result {a.name}'} has not as many elements as the kernel's {a.name}"
+                found[reason] = f"{given}{count} == {product(sizes)}"
+        return found
 
     @cached_property
     def results(self) -> Mapping[str, str]:

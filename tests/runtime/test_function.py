@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from evo.errors import KernelError
 from evo.export import find_exporter
 from evo.problem.function import Function
+from evo.problem.kernel import Argument
 from evo.problem.loading import load_function, load_kernel
 from evo.runtime.expression import CodeError, Parameter, in_cpp, in_python
 from evo.runtime.statement import Bound
@@ -150,6 +151,7 @@ FUNCTION = """
 import torch
 
 from evo.problem.function import Function
+from evo.problem.kernel import Argument
 
 
 def scaled(a, table=None, default=1.0, *, device=False):
@@ -166,7 +168,7 @@ FUNCTION = Function(
     results={"y": "a", "total": "a.shape[:-1]"},
     fits={
         "device is not for variants": "not device",
-        "table does not fit": "table is None or a.ndim > 1 and table.shape == a.shape[-1:]",
+        "a has one axis": "a.ndim > 1",
     },
     call={"default": "factor", "device": "False"},
 )
@@ -211,7 +213,8 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
 LEFT: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "device is not for variants": lambda: ((torch.randn(5, 96),), {"device": True}),
     "device is not a bool": lambda: ((torch.randn(5, 96),), {"device": 0}),
-    "table does not fit": lambda: ((torch.randn(5, 96), torch.randn(5, 96)), {}),
+    "table has not as many elements": lambda: ((torch.randn(5, 96), torch.randn(5, 96)), {}),
+    "table has not as many elements as the kernel's shift": lambda: ((torch.randn(5, 96), torch.randn(192)[:1]), {}),
     "default is not a number": lambda: ((torch.randn(5, 96), None, torch.tensor(2.0)), {}),
     "different dtypes": lambda: ((torch.randn(5, 96), torch.randn(96, dtype=torch.float64)), {}),
     "gradients are being recorded": lambda: ((torch.randn(5, 96, requires_grad=True),), {}),
@@ -270,6 +273,54 @@ def test_its_check_is_the_kernels_own_cases_and_all_are_right(module: ModuleType
     verdicts = list(trial.verdicts(module.frontend, 0, 3, 4))
     assert [v for v in verdicts if v.reason] == []
     assert sum(v.on_variant for v in verdicts) >= 15
+
+
+SHIPPED = ("attention", "layernorm", "layernorm_backward", "rmsnorm", "rmsnorm_backward", "softmax")
+COUNTS = {
+    "by a shape": ({"why": "a.shape == b.shape"}, "a.numel()", []),
+    "by a number of elements": ({"why": "b is None or b.numel() == a.numel()"}, "a.numel()", []),
+    "not at all": ({}, "a.numel()", ["b.numel() == a.numel()"]),
+    "of another": ({"why": "a.ndim == 1 or a.shape == b.shape"}, "a.numel()", ["b.numel() == a.numel()"]),
+    "in part": ({"why": "b.shape[:1] == a.shape[:1]"}, "a.numel()", ["b.numel() == a.numel()"]),
+    "of neither": (
+        {"why": "a.shape == b.shape"}, "n", ["a.numel() == n", "b.numel() == n", "a.numel() == n"],
+    ),
+    "each axis": ({"why": "a.ndim == 1 and a.shape == b.shape"}, "a.shape[0]", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_tensor_is_asked_for_its_elements_unless_the_statement_says_how_many_they_are(name: str) -> None:
+    fits, size, asked = COUNTS[name]
+    arguments = [Argument(name=n, kind="input", shape=("n",)) for n in ("a", "b")]
+    arguments.append(Argument(name="c", kind="output", shape=("n",)))
+    kernel = SimpleNamespace(arguments=arguments, choices={}, options={}, dimensions=[], compile_time_dims={})
+    function = Function(
+        signature="f(Tensor a, Tensor b, int n=3) -> Tensor",
+        original="torch.add",
+        tensors={"a": "a", "b": "b"},
+        sizes={"n": size},
+        fits=fits,
+    )
+    found = Bound(function, kernel).fits(of_tensors=True)
+    assert [text for text in found.values() if text not in fits.values()] == asked
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_functions_say_all_that_their_calls_are_asked(name: str) -> None:
+    kernel = load_kernel(name)
+    function = load_function(kernel)
+    assert function is not None
+    bound = Bound(function, kernel)
+    assert {**bound.fits(of_tensors=False), **bound.fits(of_tensors=True)} == function.fits
+
+
+def test_an_argument_that_the_kernel_needs_is_left_to_the_original_where_it_is_none() -> None:
+    kernel = load_kernel("softmax")
+    function = load_function(kernel)
+    assert function is not None
+    may_be_none = replace(function, signature=function.signature.replace("Tensor input", "Tensor? input"))
+    assert next(iter(Bound(may_be_none, kernel).fits(of_tensors=True).values())) == "input is not None"
 
 
 FAULTS = {
