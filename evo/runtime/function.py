@@ -40,6 +40,7 @@ _WRONG = {
     "Tensor": "not isinstance({0}, Tensor)",
 }
 """What is true of an argument of another type."""
+NO_VALUE = "an expression of the function's statement has no value for such arguments"
 
 
 def frontend_of(package: Package) -> ModuleType:
@@ -182,7 +183,7 @@ def explain({positional}):
 
     def _choose(self, positional: str) -> str:
         """A call out of the table with addresses of the tensors, or why PyTorch is to do it."""
-        function, lines = self._function, list[str]()
+        lines = list[str]()
         for name in self._bound.looked_at:
             parameter = self._parameters[name]
             given = f"{name} is not None and " if parameter.optional else ""
@@ -215,7 +216,9 @@ def explain({positional}):
             "else:",
             f"    return f\"nothing was tuned for {{{first}.device.type}}\"",
         ]
-        lines += [f"_chosen = _table[(_device, {first}.dtype, {', '.join(map(in_python, sizes))})]"]
+        lines += [f"_problem = (_device, {first}.dtype, {', '.join(map(in_python, sizes))})"]
+        lines = ["try:", *(f"    {line}" for line in lines), f"except _NONE:\n        return {NO_VALUE!r}"]
+        lines += ["_chosen = _table[_problem]"]
         lines.append("return _chosen if type(_chosen) is str else (_chosen, _at)")
         return _made_of(f"_choose(_table, {positional})", *lines)
 
@@ -431,6 +434,7 @@ def _concerns_memory(text: str) -> bool:
 
 _CONSTANTS: Mapping[str, Any] = {
     "Tensor": torch.Tensor,
+    "_NONE": (ArithmeticError, AttributeError, IndexError, TypeError),  # of an expression that has no value
     "prod": prod,
     "_pack": pack,
     "addresses": shared.addresses,

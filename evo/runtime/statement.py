@@ -208,13 +208,18 @@ class Bound:
             yield f"the signature has {stated} results, and `results` {len(self.results)}: {', '.join(self.results)}"
         if all(name in self.apart for name in function.given_tensors):
             yield "no tensor among the arguments has the kernel's dtype, by which a variant is chosen"
-        conditions = (text for kind in (False, True) for text in self.fits(of_tensors=kind).values())
         forms = (text for text in self.results.values() if text not in function.given_tensors)
-        for text in (*function.sizes.values(), *self.options.values(), *conditions, *forms):
-            try:
-                in_cpp(text, function.parameters)
-            except CodeError as error:
-                yield f"in the expression {text!r} {error}"
+        for texts, kinds in (
+            (function.sizes.values(), ("int", "bool")),
+            (self.options.values(), ("int", "float", "bool", "ScalarType")),
+            ((f"not ({text})" for text in self._fits.values()), ("bool",)),
+            ((*forms, *function.expanded.values()), ("int[]",)),
+        ):
+            for text in texts:
+                try:
+                    in_cpp(text, function.parameters, *kinds)
+                except CodeError as error:
+                    yield f"in the expression {text.removeprefix('not ')!r} {error}"
 
     @property
     def first(self) -> str:
@@ -251,9 +256,9 @@ class Bound:
     def options(self) -> Mapping[str, str]:
         """`Function.options`, with those that are an argument of their name, or the dtype of one."""
         found = dict(self.function.options)
-        for name, p in self.function.parameters.items():
-            if name in self.kernel.options and p.type != "Tensor":
-                found.setdefault(name, name)
+        for p in self.function.parameters.values():
+            if p.name in self.kernel.options and p.type != "Tensor":
+                found.setdefault(p.name, p.name)
         for a in self.kernel.arguments:
             if a.kind == "input" and a.dtype in self.kernel.choices and (name := self.function.tensors.get(a.name)):
                 text, default = f"{name}.dtype", self.kernel.options[a.dtype]
@@ -275,8 +280,8 @@ class Bound:
 
     @cached_property
     def _fits(self) -> Mapping[str, str]:
-        """`Function.fits`, and that each tensor has the dtype that the kernel states for it, and as many elements as its sizes
-        say, where that does not follow from `fits` and `sizes`: the kernel would read or write beyond it."""
+        """`Function.fits`, and that each tensor has the dtype that the kernel states for it, and as many elements as its
+        sizes say, where that does not follow from `fits` and `sizes`: the kernel would read or write beyond it."""
         tensors, stated = self.function.given_tensors, self.function.fits
         optional = {name for name in tensors if self.function.parameters[name].optional}
         needed = (self.inputs.get(a.name) for a in self.kernel.arguments if not a.optional)
