@@ -12,6 +12,7 @@ namespace {
 
 using at::Tensor;
 const char* const OVERRIDDEN = "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved";
+const char* const NO_VALUE = "an expression of the function's statement has no value for such arguments";
 const char* const NO_PLAIN_TENSOR = "an argument is no plain tensor, but a tensor subclass or something else";
 
 // Sizes that a call gives. They are kept here, as many as any tensor has in practice.
@@ -93,9 +94,45 @@ inline std::optional<Tensor> optional(const Tensor* tensor) { return tensor ? st
 inline const void* address_of(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
 inline void* memory_of(const Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
 
-// Of sizes or strides, as Python counts: from the end where `index` is negative. There must be as many.
+// An expression has no value: Python would raise an exception.
+struct NoValue : std::exception {
+    const char* what() const noexcept override { return NO_VALUE; }
+};
+
+// What is asked of an argument that may be None.
+inline const Tensor& there(const Tensor* tensor) { return tensor ? *tensor : throw NoValue(); }
+template <class Value>
+const Value& there(const std::optional<Value>& value) {
+    return value ? *value : throw NoValue();
+}
+inline c10::IntArrayRef sizes_of(const Tensor* tensor) { return tensor ? tensor->sizes() : c10::IntArrayRef(); }
+inline c10::IntArrayRef strides_of(const Tensor* tensor) { return tensor ? tensor->strides() : c10::IntArrayRef(); }
+inline std::int64_t dim_of(const Tensor* tensor) { return tensor ? tensor->dim() : 0; }
+
+// Of sizes or strides, as Python counts: from the end where `index` is negative.
 inline std::int64_t item_of(c10::IntArrayRef all, std::int64_t index) {
-    return all[static_cast<size_t>(index < 0 ? index + static_cast<std::int64_t>(all.size()) : index)];
+    const auto count = static_cast<std::int64_t>(all.size());
+    if (index < -count || index >= count) throw NoValue();
+    return all[static_cast<size_t>(index < 0 ? index + count : index)];
+}
+
+// As Python's % and //, whose results have the sign of `b`, or are rounded down.
+template <class Number>
+Number floor_modulo(Number a, Number b) {
+    if (b == 0) throw NoValue();
+    if constexpr (std::is_integral_v<Number>) {
+        const Number rest = b == -1 ? 0 : a % b;
+        return rest && (rest < 0) != (b < 0) ? rest + b : rest;
+    } else {
+        const Number rest = std::fmod(a, b);
+        return rest ? (rest < 0) != (b < 0) ? rest + b : rest : std::copysign(Number(0), b);
+    }
+}
+template <class Number>
+Number floor_divide(Number a, Number b) {
+    const Number whole = a - floor_modulo(a, b);
+    if constexpr (std::is_integral_v<Number>) return whole / b;
+    else return whole / b ? std::round(whole / b) : std::copysign(Number(0), a / b);
 }
 
 // Strides of a tensor that is expanded, 0 where it is broadcast; zeros where there is none.

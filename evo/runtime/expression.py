@@ -6,20 +6,37 @@ There are the arguments of the signature by name; of a tensor `.shape`, `.ndim`,
 tensor of that shape can be expanded to another; dtypes as `torch.float64`; `since(2, 7)`, whether this
 PyTorch is at least of that version; `backend(name)`, whether PyTorch may use that back end of attention ("math", "flash",
 "efficient", "cudnn"); integers, floats, True, False, None; arithmetic, comparisons, `in (a, b)`, and, or, not, and
-`a if condition else b`. Division is of integers (//), and rounds down: neither side is negative.
+`a if condition else b`. Division (//) rounds down. And, or are of bools.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import pairwise, permutations
+from math import inf
+from typing import Any, NamedTuple
 
 _BACKENDS = {"math": "Math", "flash": "Flash", "efficient": "MemEfficient", "cudnn": "CuDNN"}
 _OPERATORS: Mapping[type[ast.AST], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/", ast.Mod: "%", ast.Eq: "==", ast.NotEq: "!=",
-    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.And: "&&", ast.Or: "||",
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+    ast.And: "&&", ast.Or: "||",
 }  # fmt: skip
+_ROUNDED: Mapping[type[ast.AST], str] = {ast.FloorDiv: "floor_divide", ast.Mod: "floor_modulo"}
+"""Functions of call.h."""
+_CALLS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str, str]] = {
+    ".numel": ((), "int", "{0}.numel()"),
+    ".is_contiguous": ((), "bool", "{0}.is_contiguous()"),
+    ".data_ptr": ((), "int", "static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>({0}.const_data_ptr()))"),
+    ".stride": ((("int",),), "int", "item_of({0}.strides(), {1})"),
+    "len": ((("int[]", "bool[N]"),), "int", "static_cast<std::int64_t>({0}.size())"),
+    "expands": ((("int[]",), ("int[]",)), "bool", "at::is_expandable_to({0}, {1})"),
+    "prod": ((("int[]",),), "int", "c10::multiply_integers({0})"),
+}
+"""Types of the arguments of a function or a tensor's method, and of its value; its code, of the tensor and these."""
+_TYPES = {"int": "std::int64_t", "float": "double", "bool": "bool"}
 WRONG_TYPE = {
     "Tensor": "{0} is not a tensor",
     "int": "{0} is not an int",
@@ -100,6 +117,48 @@ def operator_call(text: str) -> tuple[str, list[tuple[str, str]]]:
     return name.strip().removeprefix("aten."), given
 
 
+def product(sizes: Iterable[str]) -> str:
+    """An expression of the product of some."""
+    nodes = [parse(text) for text in sizes]
+    return ast.unparse(reduce(lambda one, other: ast.BinOp(one, ast.Mult(), other), nodes)) if nodes else "prod(())"
+
+
+def is_count(form: str, sizes: Sequence[str], tensors: Iterable[str], conditions: Iterable[str]) -> bool:
+    """Whether the number of elements of a tensor, or of a shape, is the product of some expressions wherever conditions are
+    true: as far as they say so, or the expressions."""
+    equal, found, waiting = {p for text in conditions for p in _equalities(text, form)}, set[str](), [form]
+    while waiting:
+        name = waiting.pop()
+        count = f"{name}.numel()" if name in tensors else f"prod({name})"
+        if count not in found:
+            found.add(count)
+            found |= {other for one, other in equal if one == count}
+            waiting += [other.removesuffix(".shape") for one, other in equal if one == f"{name}.shape"]
+            axes = [int(other) for one, other in equal if one == f"{name}.ndim" and other.isdigit()]
+            found |= {product(f"{name}.shape[{axis}]" for axis in range(n)) for n in axes}
+    known = {product(sizes)}
+    for rows, cols in permutations(map(product, zip(sizes)), 2) if len(sizes) == 2 else ():
+        name, _, divisor = rows.partition(".numel() // ")
+        end = f"{name}.shape[-len({cols[5:-1]}):]"  # of which `cols` is the product
+        if divisor == cols and (re.fullmatch(rf"{name}\.shape\[-?\d+\]", cols) or (end, cols[5:-1]) in equal):
+            known.add(f"{name}.numel()")
+    return bool(known & found)
+
+
+def _equalities(text: str, given: str) -> Iterator[tuple[str, str]]:
+    """What is equal, both ways round, where an expression is true and the argument `given` is not None."""
+    waiting = [parse(text)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.BoolOp):
+            is_or = isinstance(node.op, ast.Or)
+            sides = [side for side in node.values if not is_or or ast.unparse(side) != f"{given} is None"]
+            waiting += sides if not is_or or len(sides) == 1 else []
+        elif isinstance(node, ast.Compare) and all(isinstance(operator, ast.Eq) for operator in node.ops):
+            for one, other in pairwise(map(ast.unparse, (node.left, *node.comparators))):
+                yield from ((one, other), (other, one))
+
+
 def _looked_at(text: str, attributes: tuple[str, ...]) -> Iterator[str]:
     found = dict[str, None]()
     for node in ast.walk(parse(text)):
@@ -144,118 +203,189 @@ class CodeError(ValueError):
     """An expression that has no translation; the message says which part."""
 
 
-def in_cpp(text: str, parameters: Parameters) -> str:
-    """The expression as C++ code, in which `a` is the Arguments of the call, with an underscore behind each name. Raises
-    CodeError."""
-    return _InCpp(parameters).of(parse(text))
+def in_cpp(text: str, parameters: Parameters, *kinds: str) -> str:
+    """The expression as C++ code, in which `a` is the Arguments of the call, with an underscore behind each name. It means
+    what it means in Python. kinds: types that its value may have, as signatures name them. Raises CodeError."""
+    return _InCpp(parameters).of(parse(text), *kinds).text
+
+
+_NUMBERS = ("int", "float", "bool")
+
+
+class _Code(NamedTuple):
+    text: str
+    kind: str
+    """Its type, as signatures name it."""
+
+    @property
+    def as_sizes(self) -> str:
+        """Its text, which is of one type in C++ whatever sizes it is of."""
+        return f"c10::IntArrayRef({self.text})" if self.text.startswith("std::array") else self.text
 
 
 class _InCpp:
     def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters
 
-    def of(self, node: ast.expr) -> str:
+    def of(self, node: ast.expr, *kinds: str) -> _Code:
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
             raise CodeError(f"{ast.unparse(node)} has no translation to C++")
-        found: str = method(node)
+        found: _Code = method(node)
+        if kinds and found.kind not in kinds:
+            raise CodeError(f"{ast.unparse(node)} has no translation to C++: it is {found.kind}, not {' or '.join(kinds)}")
         return found
 
-    def _constant(self, node: ast.Constant) -> str:
+    def _all(self, nodes: Iterable[ast.expr], *kinds: str) -> tuple[list[str], str]:
+        """Values, and the type that they have together."""
+        found = [self.of(node, *kinds) for node in nodes]
+        known = {code.kind for code in found}
+        return [code.as_sizes for code in found], next((kind for kind in ("float", "int") if kind in known), "bool")
+
+    def _constant(self, node: ast.Constant) -> _Code:
         if isinstance(node.value, bool):
-            return str(node.value).lower()
-        if isinstance(node.value, int):
-            return f"std::int64_t({node.value})"
+            return _Code(str(node.value).lower(), "bool")
+        if isinstance(node.value, int) and node.value < 1 << 63:
+            return _Code(f"std::int64_t({node.value})", "int")
         if isinstance(node.value, float):
-            return f"double({node.value!r})"
+            return _Code("double(INFINITY)" if node.value == inf else f"double({node.value!r})", "float")
         raise CodeError(f"{node.value!r} has no translation to C++")
 
-    def _name(self, node: ast.Name) -> str:
-        parameter = self._parameter(node)
-        own = f"(*a.{node.id}_)" if parameter.type == "Tensor" or parameter.optional else f"a.{node.id}_"
-        return f"c10::IntArrayRef({own})" if parameter.type == "int[]" else own
+    def _name(self, node: ast.Name) -> _Code:
+        p = self._parameter(node)
+        own = f"there(a.{p.name}_)" if p.optional else f"(*a.{p.name}_)" if p.type == "Tensor" else f"a.{p.name}_"
+        return _Code(f"c10::IntArrayRef({own})" if p.type == "int[]" else own, p.kind)
 
     def _parameter(self, node: ast.expr) -> Parameter:
         if isinstance(node, ast.Name) and node.id in self._parameters:
             return self._parameters[node.id]
         raise CodeError(f"{ast.unparse(node)} is no argument of the function")
 
-    def _boolop(self, node: ast.BoolOp) -> str:
-        return f"({f' {_OPERATORS[type(node.op)]} '.join(map(self.of, node.values))})"
+    def _optional(self, node: ast.expr) -> Parameter | None:
+        """The argument that may be None and is no tensor, if it is one."""
+        p = self._parameters.get(node.id) if isinstance(node, ast.Name) else None
+        return p if p is not None and p.optional and p.type != "Tensor" else None
 
-    def _unaryop(self, node: ast.UnaryOp) -> str:
-        signs: Mapping[type[ast.AST], str] = {ast.Not: "!", ast.USub: "-"}
-        if type(node.op) not in signs:
+    def _truth(self, node: ast.expr, *kinds: str) -> str:
+        p = self._optional(node)
+        return f"a.{p.name}_.value_or(0)" if p is not None and p.kind in kinds else self.of(node, *kinds).text
+
+    def _boolop(self, node: ast.BoolOp) -> _Code:
+        return _Code(f"({f' {_OPERATORS[type(node.op)]} '.join(self._truth(n, 'bool') for n in node.values)})", "bool")
+
+    def _unaryop(self, node: ast.UnaryOp) -> _Code:
+        if isinstance(node.op, ast.Not):
+            return _Code(f"!({self._truth(node.operand, *_NUMBERS)})", "bool")
+        if not isinstance(node.op, ast.USub):
             raise CodeError(f"{ast.unparse(node)} has no translation to C++")
-        return f"{signs[type(node.op)]}({self.of(node.operand)})"
+        (text,), kind = self._all([node.operand], *_NUMBERS)
+        return _Code(f"-({text})", "float" if kind == "float" else "int")
 
-    def _binop(self, node: ast.BinOp) -> str:
-        if type(node.op) not in _OPERATORS:
+    def _binop(self, node: ast.BinOp) -> _Code:
+        if type(node.op) not in (*_OPERATORS, *_ROUNDED):
             raise CodeError(f"{ast.unparse(node)} has no translation to C++: there are +, -, *, // and %")
-        return f"({self.of(node.left)} {_OPERATORS[type(node.op)]} {self.of(node.right)})"
+        (left, right), kind = self._all([node.left, node.right], *_NUMBERS)
+        kind = "float" if kind == "float" else "int"
+        if name := _ROUNDED.get(type(node.op)):
+            return _Code(f"{name}<{_TYPES[kind]}>({left}, {right})", kind)
+        return _Code(f"({left} {_OPERATORS[type(node.op)]} {right})", kind)
 
-    def _ifexp(self, node: ast.IfExp) -> str:
-        return f"({self.of(node.test)} ? {self.of(node.body)} : {self.of(node.orelse)})"
+    def _ifexp(self, node: ast.IfExp) -> _Code:
+        kind = self.of(node.body, *_NUMBERS, "int[]", "ScalarType").kind
+        (body, other), of_both = self._all([node.body, node.orelse], *(_NUMBERS if kind in _NUMBERS else (kind,)))
+        test = self._truth(node.test, *_NUMBERS)
+        return _Code(f"({test} ? {body} : {other})", of_both if kind in _NUMBERS else kind)
 
-    def _compare(self, node: ast.Compare) -> str:
+    def _compare(self, node: ast.Compare) -> _Code:
         sides = [node.left, *node.comparators]
         found = [self._compared(*each) for each in zip(sides, node.ops, sides[1:], strict=False)]
-        return found[0] if len(found) == 1 else f"({' && '.join(found)})"
+        return _Code(found[0] if len(found) == 1 else f"({' && '.join(found)})", "bool")
 
     def _compared(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> str:
-        if isinstance(operator, ast.Is | ast.IsNot):
-            parameter = self._parameter(left)
-            return f"({'!' if isinstance(operator, ast.Is) else 'bool'}(a.{parameter.name}_))"
+        if isinstance(operator, ast.Is | ast.IsNot) and isinstance(right, ast.Constant) and right.value is None:
+            p, is_none = self._parameter(left), isinstance(operator, ast.Is)
+            if not p.optional and p.type != "Tensor":
+                return str(not is_none).lower()
+            return f"({'!' if is_none else 'bool'}(a.{p.name}_))"
         if isinstance(operator, ast.In | ast.NotIn) and isinstance(right, ast.Tuple):
-            one, joined = ("==", " || ") if isinstance(operator, ast.In) else ("!=", " && ")
-            return f"({joined.join(f'{self.of(left)} {one} {self.of(other)}' for other in right.elts)})"
+            found = " || ".join(self._equal(left, other) for other in right.elts)
+            return f"{'!' if isinstance(operator, ast.NotIn) else ''}({found or 'false'})"
+        if isinstance(operator, ast.Eq | ast.NotEq):
+            return f"{'!' if isinstance(operator, ast.NotEq) else ''}{self._equal(left, right)}"
         if type(operator) not in _OPERATORS:
-            raise CodeError(f"{ast.unparse(left)} ... {ast.unparse(right)} has no translation to C++")
-        return f"({self.of(left)} {_OPERATORS[type(operator)]} {self.of(right)})"
+            text = ast.unparse(ast.Compare(left, [operator], [right]))
+            raise CodeError(f"{text} has no translation to C++: `is` is for None, and `in` for (a, b)")
+        (one, other), _ = self._all([left, right], *_NUMBERS)
+        return f"({one} {_OPERATORS[type(operator)]} {other})"
 
-    def _attribute(self, node: ast.Attribute) -> str:
+    def _equal(self, left: ast.expr, right: ast.expr) -> str:
+        """What may be None equals nothing else then."""
+        one = self.of(left, *_NUMBERS, "int[]", "ScalarType")
+        other = self.of(right, *(_NUMBERS if one.kind in _NUMBERS else (one.kind,)))
+        if one.kind == "int[]":
+            there = "".join(f"a.{p.name}_ && " for p in map(self._optional, (left, right)) if p is not None)
+            return f"({there}{one.as_sizes} == {other.as_sizes})"
+        sides = zip(map(self._optional, (left, right)), (one, other), strict=True)
+        return f"({' == '.join(code.text if p is None else f'a.{p.name}_' for p, code in sides)})"
+
+    def _attribute(self, node: ast.Attribute) -> _Code:
         if isinstance(node.value, ast.Name) and node.value.id == "torch" and node.attr in DTYPES:
-            return DTYPES[node.attr]
-        own = self.of(node.value) if self._parameter(node.value).type == "Tensor" else ""
-        known = {"shape": "sizes()", "ndim": "dim()", "dtype": "scalar_type()", "is_cuda": "is_cuda()"}
-        if not own or node.attr not in known:
+            return _Code(DTYPES[node.attr], "ScalarType")
+        p = self._parameter(node.value)
+        own = self.of(node.value, "Tensor").text
+        known = {
+            "shape": _Code(f"sizes_of(a.{p.name}_)" if p.optional else f"{own}.sizes()", "int[]"),
+            "ndim": _Code(f"dim_of(a.{p.name}_)" if p.optional else f"{own}.dim()", "int"),
+            "dtype": _Code(f"{own}.scalar_type()", "ScalarType"),
+            "is_cuda": _Code(f"{own}.is_cuda()", "bool"),
+        }
+        if node.attr not in known:
             raise CodeError(f"{ast.unparse(node)} has no translation to C++")
-        return f"{own}.{known[node.attr]}"
+        return known[node.attr]
 
-    def _subscript(self, node: ast.Subscript) -> str:
-        if isinstance(node.slice, ast.Slice):
-            ends = [self.of(end) if end is not None else "std::nullopt" for end in (node.slice.lower, node.slice.upper)]
-            return f"part_of({self.of(node.value)}, {', '.join(ends)})"
-        if isinstance(node.value, ast.Name) and self._parameter(node.value).kind == "bool[N]":
-            return f"{self.of(node.value)}[{self.of(node.slice)}]"
-        return f"item_of({self.of(node.value)}, {self.of(node.slice)})"
+    def _subscript(self, node: ast.Subscript) -> _Code:
+        value = self.of(node.value, "int[]", "bool[N]")
+        if value.kind == "bool[N]":
+            number = int(self._parameter(node.value).length)
+            place = _literal(node.slice)
+            if type(place) is not int or not -number <= place < number:
+                raise CodeError(f"{ast.unparse(node)} has no translation to C++: its index is no number below {number}")
+            return _Code(f"{value.text}[{place % number}]", "bool")
+        if not isinstance(node.slice, ast.Slice):
+            return _Code(f"item_of({value.text}, {self.of(node.slice, 'int').text})", "int")
+        if node.slice.step is not None:
+            raise CodeError(f"{ast.unparse(node)} has no translation to C++: it has a step")
+        ends = [self.of(n, "int").text if n is not None else "std::nullopt" for n in (node.slice.lower, node.slice.upper)]
+        return _Code(f"part_of({value.text}, {', '.join(ends)})", "int[]")
 
-    def _tuple(self, node: ast.Tuple) -> str:
-        return f"std::array<std::int64_t, {len(node.elts)}>{{{', '.join(map(self.of, node.elts))}}}"
+    def _tuple(self, node: ast.Tuple) -> _Code:
+        texts, _ = self._all(node.elts, "int", "bool")
+        return _Code(f"std::array<std::int64_t, {len(texts)}>{{{', '.join(texts)}}}", "int[]")
 
-    def _call(self, node: ast.Call) -> str:
-        values = [*map(self.of, node.args)] if not _is_named(node, "backend") else []
-        if isinstance(node.func, ast.Attribute) and self._parameter(node.func.value).type == "Tensor":
-            own = self.of(node.func.value)
-            known = {"numel": f"{own}.numel()", "is_contiguous": f"{own}.is_contiguous()"}
-            known |= {"data_ptr": f"reinterpret_cast<std::uintptr_t>({own}.const_data_ptr())"}
-            known |= {"stride": f"item_of({own}.strides(), {values[0]})"} if values else {}
-            if node.func.attr in known:
-                return known[node.func.attr]
-        if _is_named(node, "backend"):
-            return f"at::globalContext().userEnabled{_BACKENDS[ast.literal_eval(node.args[0])]}SDP()"
-        if _is_named(node, "since"):
-            return str(_since(node)).lower()
-        if _is_named(node, "len"):
-            return f"static_cast<std::int64_t>({values[0]}.size())"
-        if _is_named(node, "expands"):
-            return f"at::is_expandable_to({', '.join(values)})"
-        if _is_named(node, "prod"):
-            return f"c10::multiply_integers({values[0]})"
-        if _is_named(node, "min", "max"):
-            return f"std::{ast.unparse(node.func)}<std::int64_t>({', '.join(values)})"
-        raise CodeError(f"{ast.unparse(node)} has no translation to C++")
+    def _call(self, node: ast.Call) -> _Code:
+        name = f".{node.func.attr}" if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        literals = [_literal(argument) for argument in node.args]
+        if isinstance(node.func, ast.Name) and not node.keywords:
+            if name == "backend" and len(literals) == 1 and literals[0] in _BACKENDS:
+                return _Code(f"at::globalContext().userEnabled{_BACKENDS[literals[0]]}SDP()", "bool")
+            if name == "since" and literals and all(type(value) is int for value in literals):
+                return _Code(str(_since(node)).lower(), "bool")
+            if name in ("min", "max") and len(node.args) > 1:
+                texts, kind = self._all(node.args, *_NUMBERS)
+                return _Code(reduce(lambda one, other: f"std::{name}<{_TYPES[kind]}>({one}, {other})", texts), kind)
+        kinds, kind, text = _CALLS.get(name, ((), "", ""))
+        if not text or len(kinds) != len(node.args) or node.keywords:
+            raise CodeError(f"{ast.unparse(node)} has no translation to C++")
+        values = [self.of(argument, *of).text for argument, of in zip(node.args, kinds, strict=True)]
+        own = (self.of(node.func.value, "Tensor").text,) if isinstance(node.func, ast.Attribute) else ()
+        if name == ".stride" and self._parameter(node.func.value).optional:  # type: ignore[attr-defined]
+            text = text.replace("{0}.strides()", f"strides_of(a.{ast.unparse(node.func.value)}_)")  # type: ignore[attr-defined]
+        return _Code(text.format(*own, *values), kind)
 
 
-def _is_named(node: ast.Call, *names: str) -> bool:
-    return isinstance(node.func, ast.Name) and node.func.id in names
+def _literal(node: ast.expr) -> Any:
+    """The value of what is written out; None for anything else."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None

@@ -40,6 +40,7 @@ _WRONG = {
     "Tensor": "not isinstance({0}, Tensor)",
 }
 """What is true of an argument of another type."""
+NO_VALUE = "an expression of the function's statement has no value for such arguments"
 
 
 def frontend_of(package: Package) -> ModuleType:
@@ -124,7 +125,7 @@ class _Launcher:
 
     def _parts(self) -> Iterator[str]:
         function = self._function
-        names, looked = ", ".join(self._parameters), ", ".join(function.looked_at)
+        names, looked = ", ".join(self._parameters), ", ".join(self._bound.looked_at)
         original = f"_pytorchs({', '.join(self._passed())})"
         yield f"""\
 def {function.name}({function.declared}):
@@ -142,7 +143,7 @@ def SUBJECT({positional}):
         yield f"""\
 def _original({positional}):
     return {original}"""
-        yield f"def _of_looked_at({looked}):\n    return _original({', '.join(f'{n}={n}' for n in function.looked_at)})"
+        yield f"def _of_looked_at({looked}):\n    return _original({', '.join(f'{n}={n}' for n in self._bound.looked_at)})"
         yield f"""\
 def explain({positional}):
     \"\"\"Which way such a call takes here and now: "variant 0 (...)", or "PyTorch: " and the reason.\"\"\"
@@ -182,8 +183,8 @@ def explain({positional}):
 
     def _choose(self, positional: str) -> str:
         """A call out of the table with addresses of the tensors, or why PyTorch is to do it."""
-        function, lines = self._function, list[str]()
-        for name in function.looked_at:
+        lines = list[str]()
+        for name in self._bound.looked_at:
             parameter = self._parameters[name]
             given = f"{name} is not None and " if parameter.optional else ""
             wrong = _WRONG[parameter.kind].format(name, parameter.length)
@@ -203,8 +204,9 @@ def explain({positional}):
                 "_at += _of",
             ]
         sizes = [*map(self._bound.size, self._order)]
-        lines += locals_of([*function.fits.values(), *sizes])
-        for reason, text in self._bound.fits(of_tensors=True).items():
+        fits = self._bound.fits(of_tensors=True)
+        lines += locals_of([*fits.values(), *sizes])
+        for reason, text in fits.items():
             lines += [f"if not ({in_python(text)}):", f"    return {reason!r}"]
         lines += [
             f"if {first}.is_cuda:",
@@ -214,7 +216,9 @@ def explain({positional}):
             "else:",
             f"    return f\"nothing was tuned for {{{first}.device.type}}\"",
         ]
-        lines += [f"_chosen = _table[(_device, {first}.dtype, {', '.join(map(in_python, sizes))})]"]
+        lines += [f"_problem = (_device, {first}.dtype, {', '.join(map(in_python, sizes))})"]
+        lines = ["try:", *(f"    {line}" for line in lines), f"except _NONE:\n        return {NO_VALUE!r}"]
+        lines += ["_chosen = _table[_problem]"]
         lines.append("return _chosen if type(_chosen) is str else (_chosen, _at)")
         return _made_of(f"_choose(_table, {positional})", *lines)
 
@@ -391,7 +395,8 @@ def explain({positional}):
         """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs; None:
         PyTorch's operation. And what the operator gives for tensors without data."""
         function, first = self._function, self._bound.first
-        asked = [text for text in function.fits.values() if not _concerns_memory(text)]
+        fits = (text for kind in (False, True) for text in self._bound.fits(of_tensors=kind).values())
+        asked = [text for text in fits if not _concerns_memory(text)]
         fixed = sorted({name for v in self._package.variants for name in v.fixed} - {*function.saved})
         sizes = {name: self._bound.size(name) for name in fixed}
         lines = ["if not _in_graphs or NATIVE.operator is None:", "    return None", *self._settled()]
@@ -429,6 +434,7 @@ def _concerns_memory(text: str) -> bool:
 
 _CONSTANTS: Mapping[str, Any] = {
     "Tensor": torch.Tensor,
+    "_NONE": (ArithmeticError, AttributeError, IndexError, TypeError),  # of an expression that has no value
     "prod": prod,
     "_pack": pack,
     "addresses": shared.addresses,

@@ -5,6 +5,7 @@ function.h has the rest, which is the same for all. What this writes is in the o
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -54,7 +55,7 @@ class _Writer:
         function = bound.function
         self._bound, self._package, self._function, self._kernel = bound, package, function, bound.kernel
         self._backward, self._order = backward, [d["name"] for d in package.dimensions]
-        self._read = {name: function.parameters[name] for name in function.looked_at}
+        self._read = {name: function.parameters[name] for name in bound.looked_at}
         self._operands = {name: self._read[name] for name in function.operands if name in self._read}
         self._tensors, self._first, self._results = function.given_tensors, bound.first, bound.results
         self._schema = self._find_schema()
@@ -92,15 +93,15 @@ class _Writer:
         if self._backward is not None:
             yield "namespace backward {\n"
             yield from self._backward._struct()
-            yield from self._backward._misfit()
             yield from self._backward._problem()
+            yield from self._backward._misfit()
             yield from self._backward._launching()
             yield "}  // namespace backward\n"
         yield "}  // namespace\n"
         yield '#include "runtime/function.h"\n\nnamespace {\n'
         yield from self._reading()
-        yield from self._misfit()
         yield from self._problem()
+        yield from self._misfit()
         yield from self._launching()
         yield from self._originals()
         yield from self._pairing()
@@ -180,11 +181,11 @@ class _Writer:
 
     def _misfit(self) -> Iterator[str]:
         yield "// Why no variant can serve, whichever there are; null if one may. Gradients may be recorded."
-        yield "const char* misfit(const Arguments& a) {"
+        yield "const char* misfit(const Arguments& a) try {"
         if any(p.type == "int[]" for p in self._read.values()):
             yield "    if (a.is_symbolic()) return \"a graph is being made for any size\";"
         for reason, text in self._bound.fits(of_tensors=False).items():
-            yield f"    if (!({in_cpp(text, self._read)})) return \"{reason}\";"
+            yield f"    if ({in_cpp(f'not ({text})', self._read)}) return {_quoted(reason)};"
         together = ", ".join(f"a.{name}_" for name in self._bound.together)
         yield f"    if (const char* reason = unfit({{{together}}})) return reason;"
         for name in self._bound.apart:
@@ -193,8 +194,8 @@ class _Writer:
             yield f"    if (a.{name}_)"
             yield f"        if (const char* reason = unfit({{a.{name}_}})) return reason;"
         for reason, text in self._bound.fits(of_tensors=True).items():
-            yield f"    if (!({in_cpp(text, self._read)})) return \"{reason}\";"
-        yield "    return nullptr;\n}\n"
+            yield f"    if ({in_cpp(f'not ({text})', self._read)}) return {_quoted(reason)};"
+        yield "    problem_of(a);\n    return nullptr;\n} catch (const NoValue& none) {\n    return none.what();\n}\n"
 
     def _problem(self) -> Iterator[str]:
         yield "Problem problem_of(const Arguments& a) {"
@@ -396,6 +397,11 @@ class _Writer:
         yield "    add_kernel(library, NAME, with_operator(op, above), {Key::Autograd});"
         yield "    add_kernel(library, NAME, with_operator(op, cast), {Key::AutocastCPU, Key::AutocastCUDA});"
         yield "    add_kernel(library, NAME, with_operator(op, left), {Key::FuncTorchBatched});\n}"
+
+
+def _quoted(text: str) -> str:
+    """A text in C++."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _alike(own: str, theirs: str | None) -> bool:

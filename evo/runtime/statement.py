@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .expression import CodeError, Parameter, in_cpp, names_in, operator_call
+from .expression import CodeError, Parameter, in_cpp, is_count, names_in, operator_call, product
 
 _TYPES = ("Tensor", "int", "int[]", "float", "bool", "bool[N]", "ScalarType")
 _PARAMETER = re.compile(r"(?P<type>\w+(\[\d*\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
@@ -30,9 +30,10 @@ class Function:
     function of function.py. It does every call that no variant serves.
     tensors: by the kernel's input, the argument that it is. An input that has a shape is handed over dense, with its leading
     axes gathered; one without a shape as it lies, for a kernel that takes strides. Its dtype has to be the kernel's for it.
-    sizes: by dimension, an expression. options: likewise, by option; one that is left out is whether the argument of its
-    optional input is there, the dtype of the input for which it chooses that, or the kernel's default. One that is a text
-    among the kernel's `choices` and compiled in is the place among them, or the dtype.
+    sizes: by dimension, an expression. options: likewise, by option; one that is left out is the argument of its name that
+    is no tensor, whether the argument of its optional input is there, the dtype of the input for which it chooses that, or
+    the kernel's default. One that is a text among the kernel's `choices` and compiled in is the place among them, or the
+    dtype.
     fits: by a reason, an expression that is true for calls which a variant may serve. A call is left to PyTorch for the
     first one that is not: in this order, but those that look at no tensor first. Types of arguments are asked before.
     """
@@ -75,7 +76,8 @@ class Function:
     """Modules by class: the class of PyTorch's that each is derived from and stands in for, and the call that is its
     forward, of `self` and of arguments of the function: {"Softmax": ("torch.nn.Softmax", "softmax(input, self.dim)")}."""
     passes: Mapping[str, str] = field(default_factory=dict)
-    """Value that `original` is given in the place of an argument, in Python, by argument."""
+    """Value that `original` is given in the place of an argument, in Python, by argument. Those that it alone has a use for
+    have to be here: {"bias": "bias"}."""
     data_decide: tuple[str, ...] = ()
     """Options that, where they are on, make the time depend on what tensors hold: such problems are raced wherever they
     were measured."""
@@ -156,13 +158,6 @@ class Function:
         return tuple(p.name for p in self.parameters.values() if p.type == "Tensor")
 
     @cached_property
-    def looked_at(self) -> tuple[str, ...]:
-        """Arguments that choose or make the result, in order: all but those that `original` alone knows a use for."""
-        texts = [*self.sizes.values(), *self.options.values(), *self.fits.values(), *self.operands]
-        used = {name for text in texts for name in names_in(text)} | {*self.given_tensors}
-        return tuple(name for name in self.parameters if name in used)
-
-    @cached_property
     def operands(self) -> tuple[str, ...]:
         """Arguments of the operator, as expressions: of PyTorch's where one is named, else all."""
         if not self.operator:
@@ -198,6 +193,12 @@ class Bound:
             is_told = p.default is not None or name in {*function.call, *dimensions, *options}
             if p.type != "Tensor" and not is_told:
                 yield f"`call` says nothing of argument {name!r}, by which a problem of the kernel becomes a call"
+        given = {*function.passes}.union(*map(names_in, (*self._texts, *function.passes.values())))
+        for name in [n for n in function.parameters if n not in (*given, *function.tensors.values())]:
+            where = "name it in `tensors`, `sizes`, `options` or `fits`, or in `passes` if only `original` has a use for it"
+            yield f"argument {name!r} has no effect: {where}"
+        for name in (n for n, text in self.options.items() if text == n and function.parameters[n].optional):
+            yield f"argument {name!r} may be None: say in `options` which value of the kernel's {name!r} that is"
         compiled_in = set(options).intersection(*map(set, kernel.compile_time_dims.values()))
         for name in function.saved:
             if name not in outputs or name not in compiled_in or name in self.results:
@@ -207,13 +208,18 @@ class Bound:
             yield f"the signature has {stated} results, and `results` {len(self.results)}: {', '.join(self.results)}"
         if all(name in self.apart for name in function.given_tensors):
             yield "no tensor among the arguments has the kernel's dtype, by which a variant is chosen"
-        conditions = (text for kind in (False, True) for text in self.fits(of_tensors=kind).values())
         forms = (text for text in self.results.values() if text not in function.given_tensors)
-        for text in (*function.sizes.values(), *self.options.values(), *conditions, *forms):
-            try:
-                in_cpp(text, function.parameters)
-            except CodeError as error:
-                yield f"in the expression {text!r} {error}"
+        for texts, kinds in (
+            (function.sizes.values(), ("int", "bool")),
+            (self.options.values(), ("int", "float", "bool", "ScalarType")),
+            ((f"not ({text})" for text in self._fits.values()), ("bool",)),
+            ((*forms, *function.expanded.values()), ("int[]",)),
+        ):
+            for text in texts:
+                try:
+                    in_cpp(text, function.parameters, *kinds)
+                except CodeError as error:
+                    yield f"in the expression {text.removeprefix('not ')!r} {error}"
 
     @property
     def first(self) -> str:
@@ -233,9 +239,26 @@ class Bound:
         return tuple(name for name in self.function.given_tensors if name in {*self.function.apart, *own})
 
     @cached_property
+    def looked_at(self) -> tuple[str, ...]:
+        """Arguments that choose or make the result, in order: all but those that `original` alone knows a use for."""
+        used = {name for text in self._texts for name in names_in(text)}
+        used |= {*self.function.given_tensors, *self.function.operands}
+        return tuple(name for name in self.function.parameters if name in used)
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        """The expressions that decide whether a variant serves a call, and what it computes."""
+        function = self.function
+        stated = (function.sizes, self.options, function.fits, self.results, function.expanded)
+        return tuple(text for texts in stated for text in texts.values())
+
+    @cached_property
     def options(self) -> Mapping[str, str]:
-        """`Function.options`, with those that are the dtype of an argument."""
+        """`Function.options`, with those that are an argument of their name, or the dtype of one."""
         found = dict(self.function.options)
+        for p in self.function.parameters.values():
+            if p.name in self.kernel.options and p.type != "Tensor":
+                found.setdefault(p.name, p.name)
         for a in self.kernel.arguments:
             if a.kind == "input" and a.dtype in self.kernel.choices and (name := self.function.tensors.get(a.name)):
                 text, default = f"{name}.dtype", self.kernel.options[a.dtype]
@@ -251,19 +274,33 @@ class Bound:
         return f"({known.get(stated) or f'torch.{self.kernel.options.get(stated, stated)}'})"
 
     def fits(self, *, of_tensors: bool) -> Mapping[str, str]:
-        """The conditions that look at tensors, or those that do not, which cost less and are asked first. Each tensor has to
-        have the dtype that the kernel states for it."""
-        tensors, found = frozenset(self.function.given_tensors), dict(self.function.fits)
+        """The conditions that look at tensors, or those that do not, which cost less and are asked first."""
+        tensors = {*self.function.given_tensors}
+        return {r: text for r, text in self._fits.items() if bool(tensors & {*names_in(text)}) is of_tensors}
+
+    @cached_property
+    def _fits(self) -> Mapping[str, str]:
+        """`Function.fits`, and that each tensor has the dtype that the kernel states for it, and as many elements as its
+        sizes say, where that does not follow from `fits` and `sizes`: the kernel would read or write beyond it."""
+        tensors, stated = self.function.given_tensors, self.function.fits
+        optional = {name for name in tensors if self.function.parameters[name].optional}
+        needed = (self.inputs.get(a.name) for a in self.kernel.arguments if not a.optional)
+        found = {f"{name} is None": f"{name} is not None" for name in needed if name in optional} | dict(stated)
         for a in self.kernel.arguments:
             name, dtype = self.function.tensors.get(a.name, ""), self.dtype(a)
+            given = f"{name} is None or " if name in optional else ""
             if name in self.apart and name not in (*self.function.apart, *names_in(dtype)):  # an option may be its own dtype
-                given = f"{name} is None or " if self.function.parameters[name].optional else ""
                 found[f"{name} is not of the dtype that the kernel takes"] = f"{given}{name}.dtype == {dtype}"
             if a.dtype in self.kernel.choices and a.dtype in self.options:
                 texts = self.kernel.choices[a.dtype]
                 listed = "".join(f"torch.{text}, " for text in texts)
                 found[f"{a.dtype} is none of {', '.join(texts)}"] = f"{dtype} in ({listed})"
-        return {r: text for r, text in found.items() if bool(tensors & {*names_in(text)}) is of_tensors}
+            form, sizes = self.results.get(a.name, name if a.shape else ""), [*map(self.size, a.shape)]
+            if form and not is_count(form, sizes, tensors, stated.values()):
+                count = f"{form}.numel()" if form in tensors else f"prod({form})"
+                reason = f"{name or f'the result {a.name}'} has not as many elements as the kernel's {a.name}"
+                found[reason] = f"{given}{count} == {product(sizes)}"
+        return found
 
     @cached_property
     def results(self) -> Mapping[str, str]:
@@ -327,4 +364,4 @@ class Bound:
 
     def number(self, name: str) -> str:
         """An expression of an option that is a number which the entry point takes."""
-        return self.function.options.get(name) or repr(self.kernel.options[name])
+        return self.options.get(name) or repr(self.kernel.options[name])

@@ -12,7 +12,6 @@ FUNCTION = Function(
     tensors={"x": "input", "weight": "weight", "bias": "bias"},
     saved=("mean", "rstd"),
     sizes={"rows": "input.numel() // prod(normalized_shape)", "cols": "prod(normalized_shape)"},
-    options={"eps": "eps"},
     fits={
         "normalized_shape is not the end of the input's shape": (
             "len(normalized_shape) > 0 and input.shape[-len(normalized_shape):] == normalized_shape"

@@ -33,4 +33,5 @@ FUNCTION = Function(
     options={"dweight": "output_mask[1]", "dbias": "output_mask[2]"},
     fits=fits("mean", "rstd"),
     call={"normalized_shape": "(cols,)", "bias": "None", "output_mask": "(True, dweight, dbias)"},
+    passes={"bias": "bias"},
 )

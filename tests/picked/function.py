@@ -13,7 +13,6 @@ FUNCTION = Function(
     original=picked,
     tensors={"x": "x", "index": "index", "weight": "weight"},
     sizes={"rows": "x.shape[0]", "cols": "x.shape[1]"},
-    options={"factor": "factor"},
     results={"y": "x", "sign": "x"},
     fits={
         "x is no matrix": "x.ndim == 2",

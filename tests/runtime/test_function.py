@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from evo.errors import KernelError
 from evo.export import find_exporter
 from evo.problem.function import Function
+from evo.problem.kernel import Argument
 from evo.problem.loading import load_function, load_kernel
 from evo.runtime.expression import CodeError, Parameter, in_cpp, in_python
 from evo.runtime.statement import Bound
@@ -50,7 +51,7 @@ def test_lists_of_sizes_and_of_bools_are_read_in_both_launchers() -> None:
     assert [(p.kind, p.length) for p in function.parameters.values()][1:] == [("int[]", ""), ("bool[N]", "2")]
     assert in_cpp("x.shape[-len(shape):] == shape and wanted[1]", function.parameters) == (
         "((part_of((*a.x_).sizes(), -(static_cast<std::int64_t>(c10::IntArrayRef(a.shape_).size())), std::nullopt)"
-        " == c10::IntArrayRef(a.shape_)) && a.wanted_[std::int64_t(1)])"
+        " == c10::IntArrayRef(a.shape_)) && a.wanted_[1])"
     )
 
 
@@ -71,6 +72,17 @@ def test_a_backward_is_given_what_its_parameters_are_called_by() -> None:
         forward.passed_to(forward)
 
 
+def test_an_option_of_the_kernel_is_the_argument_of_its_name() -> None:
+    kernel = load_kernel(str(Path(__file__).parents[1] / "picked"))
+    function = load_function(kernel)
+    assert function is not None
+    bound = Bound(function, kernel)
+    assert not function.options
+    assert (bound.number("factor"), bound.looked_at[-1]) == ("factor", "factor")
+    may_be_none = replace(function, signature=function.signature.replace("float factor=1.5", "float? factor=None"))
+    assert "argument 'factor' may be None" in next(Bound(may_be_none, kernel).faults())
+
+
 def test_a_signature_is_read_as_pytorch_writes_one() -> None:
     assert [*Function(**STATED).parameters.values()] == [
         Parameter("x", "Tensor", optional=False, default=None, keyword=False),
@@ -83,15 +95,17 @@ def test_a_signature_is_read_as_pytorch_writes_one() -> None:
 EXPRESSIONS = {
     "x.shape[-1] * 2": ("x_shape[-1] * 2", "(item_of((*a.x_).sizes(), -(std::int64_t(1))) * std::int64_t(2))"),
     "w is None or x.ndim == 2": ("w is None or len(x_shape) == 2", "((!(a.w_)) || ((*a.x_).dim() == std::int64_t(2)))"),
-    "x.dtype != torch.bool": ("x.dtype != torch.bool", "((*a.x_).scalar_type() != at::kBool)"),
+    "x.dtype != torch.bool": ("x.dtype != torch.bool", "!((*a.x_).scalar_type() == at::kBool)"),
     "0.5 <= scale < 2.0": ("0.5 <= scale < 2.0", "((double(0.5) <= a.scale_) && (a.scale_ < double(2.0)))"),
-    "x.stride(0) // 4": ("x_stride[0] // 4", "(item_of((*a.x_).strides(), std::int64_t(0)) / std::int64_t(4))"),
+    "x.stride(0) // 4": (
+        "x_stride[0] // 4", "floor_divide<std::int64_t>(item_of((*a.x_).strides(), std::int64_t(0)), std::int64_t(4))"
+    ),
     "1 if since(2, 6) else 0": ("1 if True else 0", "(true ? std::int64_t(1) : std::int64_t(0))"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
-def test_an_expression_has_the_same_meaning_in_both_launchers(text: str) -> None:
+def test_an_expression_is_code_of_either_launcher(text: str) -> None:
     python, cpp = EXPRESSIONS[text]
     assert in_python(text) == python
     assert in_cpp(text, Function(**STATED).parameters) == cpp
@@ -139,6 +153,7 @@ FUNCTION = """
 import torch
 
 from evo.problem.function import Function
+from evo.problem.kernel import Argument
 
 
 def scaled(a, table=None, default=1.0, *, device=False):
@@ -154,8 +169,7 @@ FUNCTION = Function(
     options={"factor": "default"},
     results={"y": "a", "total": "a.shape[:-1]"},
     fits={
-        "device is not for variants": "not device",
-        "table does not fit": "table is None or a.ndim > 1 and table.shape == a.shape[-1:]",
+        'device is not "for" variants': "not device",
     },
     call={"default": "factor", "device": "False"},
 )
@@ -198,9 +212,11 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "an int for a float": lambda: ((torch.randn(4, 96), None, 3), {}),
 }
 LEFT: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
-    "device is not for variants": lambda: ((torch.randn(5, 96),), {"device": True}),
+    'device is not "for" variants': lambda: ((torch.randn(5, 96),), {"device": True}),
     "device is not a bool": lambda: ((torch.randn(5, 96),), {"device": 0}),
-    "table does not fit": lambda: ((torch.randn(5, 96), torch.randn(5, 96)), {}),
+    "table has not as many elements": lambda: ((torch.randn(5, 96), torch.randn(5, 96)), {}),
+    "table has not as many elements as the kernel's shift": lambda: ((torch.randn(5, 96), torch.randn(192)[:1]), {}),
+    "an expression of the function's statement has no value": lambda: ((torch.tensor(2.0),), {}),
     "default is not a number": lambda: ((torch.randn(5, 96), None, torch.tensor(2.0)), {}),
     "different dtypes": lambda: ((torch.randn(5, 96), torch.randn(96, dtype=torch.float64)), {}),
     "gradients are being recorded": lambda: ((torch.randn(5, 96, requires_grad=True),), {}),
@@ -261,11 +277,61 @@ def test_its_check_is_the_kernels_own_cases_and_all_are_right(module: ModuleType
     assert sum(v.on_variant for v in verdicts) >= 15
 
 
+SHIPPED = ("attention", "layernorm", "layernorm_backward", "rmsnorm", "rmsnorm_backward", "softmax")
+COUNTS = {
+    "by a shape": ({"why": "a.shape == b.shape"}, "a.numel()", []),
+    "by a number of elements": ({"why": "b is None or b.numel() == a.numel()"}, "a.numel()", []),
+    "not at all": ({}, "a.numel()", ["b.numel() == a.numel()"]),
+    "of another": ({"why": "a.ndim == 1 or a.shape == b.shape"}, "a.numel()", ["b.numel() == a.numel()"]),
+    "in part": ({"why": "b.shape[:1] == a.shape[:1]"}, "a.numel()", ["b.numel() == a.numel()"]),
+    "of neither": (
+        {"why": "a.shape == b.shape"}, "n", ["a.numel() == n", "b.numel() == n", "a.numel() == n"],
+    ),
+    "each axis": ({"why": "a.ndim == 1 and a.shape == b.shape"}, "a.shape[0]", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_tensor_is_asked_for_its_elements_unless_the_statement_says_how_many_they_are(name: str) -> None:
+    fits, size, asked = COUNTS[name]
+    arguments = [Argument(name=n, kind="input", shape=("n",)) for n in ("a", "b")]
+    arguments.append(Argument(name="c", kind="output", shape=("n",)))
+    kernel = SimpleNamespace(arguments=arguments, choices={}, options={}, dimensions=[], compile_time_dims={})
+    function = Function(
+        signature="f(Tensor a, Tensor b, int n=3) -> Tensor",
+        original="torch.add",
+        tensors={"a": "a", "b": "b"},
+        sizes={"n": size},
+        fits=fits,
+    )
+    found = Bound(function, kernel).fits(of_tensors=True)
+    assert [text for text in found.values() if text not in fits.values()] == asked
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_functions_say_all_that_their_calls_are_asked(name: str) -> None:
+    kernel = load_kernel(name)
+    function = load_function(kernel)
+    assert function is not None
+    bound = Bound(function, kernel)
+    assert {**bound.fits(of_tensors=False), **bound.fits(of_tensors=True)} == function.fits
+
+
+def test_an_argument_that_the_kernel_needs_is_left_to_the_original_where_it_is_none() -> None:
+    kernel = load_kernel("softmax")
+    function = load_function(kernel)
+    assert function is not None
+    may_be_none = replace(function, signature=function.signature.replace("Tensor input", "Tensor? input"))
+    assert next(iter(Bound(may_be_none, kernel).fits(of_tensors=True).values())) == "input is not None"
+
+
 FAULTS = {
     "`tensors` names 'z', which is no input of the kernel": ('tensors={"x": "a"', 'tensors={"z": "a"'),
     "`sizes` says nothing of the kernel's 'cols'": ('"cols": "a.shape[-1]"', ""),
     "the signature has 1 results, and `results` 2": ("(Tensor, Tensor)", "Tensor"),
-    "has no translation to C++": ("not device", "a.storage() != 0"),
+    "has no translation to C++": ("not device", "not device and a.storage() != 0"),
+    "argument 'device' has no effect: name it in": ("not device", "True"),
+    "default has no translation to C++: it is float, not int or bool": ('"cols": "a.shape[-1]"', '"cols": "default"'),
     "fails on import: ValueError: `fits` has for": ("not device", "not divice"),
     "must define FUNCTION": ("FUNCTION =", "FUNCTIONS ="),
 }
