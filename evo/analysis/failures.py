@@ -60,9 +60,9 @@ class TriedValue:
 
     candidates: their number, of whom `passed` passed the search and `refused` did not; share: refused over candidates. of:
     the number of all candidates that have the parameter. elsewhere, elsewhere_refused, elsewhere_share: the same figures for
-    those with another value. z: the difference of the two shares in standard errors; None where there is nothing to compare. best: the best
-    ratio, None where none was timed. structural: whether the parameter chooses another algorithm; None where the space is
-    not known.
+    those with another value. z: the difference of the two shares in standard errors; None where there is nothing to compare.
+    best: the best ratio, None where none was timed. structural: whether the parameter chooses another algorithm; None where
+    the space is not known.
     """
 
     parameter: str

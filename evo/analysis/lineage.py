@@ -1,7 +1,8 @@
 """The lineage database for Python programs: `evo.Lineage("runs/lineage.db")`.
 
 Each question is a method, and answers with the frozen record that a command prints as `--json`: most are called as it is,
-`evo show` is `finals` for a run, and `candidate` and `source` for a candidate. `pandas.DataFrame(...)` takes lists of such records.
+`evo show` is `finals` for a run, and `candidate` and `source` for a candidate. `pandas.DataFrame(...)` takes lists of such
+records.
 """
 
 from __future__ import annotations

@@ -443,8 +443,8 @@ class Gate:
 
 
 def _flags(trial: _Trial) -> torch.Tensor:
-    """The findings on one launch, as one row of numbers on the device: for each range of memory outside the outputs whether it
-    was changed; then for each output what `findings` has or, where a first launch is given, whether its bits differ from
+    """The findings on one launch, as one row of numbers on the device: for each range of memory outside the outputs whether
+    it was changed; then for each output what `findings` has or, where a first launch is given, whether its bits differ from
     that launch's."""
     flags = trial.memory.changes(trial.image)
     for e in trial.judged:
