@@ -36,9 +36,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def searched(toy: Path) -> Run:
     where = toy.parent / "lineage.db"
-    return evo.search(
-        load_kernel(str(toy)), target="cpu", evaluations=6, seed=3, finalists=1, name="mine", db=where, progress=False
-    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("evo.search.finals._MOST_PATIENCE_S", 120.0)
+        return evo.search(
+            load_kernel(str(toy)), target="cpu", evaluations=6, seed=3, finalists=1, name="mine", db=where, progress=False
+        )
 
 
 @pytest.mark.slow

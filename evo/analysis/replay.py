@@ -15,16 +15,21 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import multiprocessing
+import os
 import random
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from evo.errors import UsageError
 from evo.problem.genome import Genome
@@ -259,6 +264,15 @@ def replay(path: Path, sampler: str, options: Mapping[str, object], in_flight: i
         sampler_s += time.perf_counter() - began
         told += 1
     return Replay(improvements=improvements, evaluations=told, sampler_s=sampler_s)
+
+
+def begin_process() -> None:
+    """Prepares a process for replays, which imports this module and not the command's: its libraries use one thread, and it
+    ends with the command."""
+    threadpool_limits(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (connection.wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 def judge(path: Path, sampler: str, replays: Sequence[Replay]) -> Score:

@@ -5,13 +5,11 @@ import os
 import random
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from multiprocessing import connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Annotated, NoReturn
@@ -21,9 +19,8 @@ import psutil
 import typer
 from rich.console import Console
 from rich.progress import track
-from threadpoolctl import threadpool_limits
 
-from evo.analysis.replay import Replay, Score, judge, mean_of, read_space
+from evo.analysis.replay import Replay, Score, begin_process, judge, mean_of, read_space
 from evo.analysis.replay import replay as replay_once
 from evo.cli.options import Json, print_json
 from evo.discovery import plugin_names
@@ -145,7 +142,7 @@ def _interrupt_once(*_: object) -> NoReturn:
 def _replay_all(asked: Sequence[_Asked], jobs: int) -> Iterator[tuple[_Asked, Replay]]:
     """Yields the replays as they are done, about in their order. Progress is a bar on a terminal, elsewhere a line every few
     seconds, after a minute every minute. However it ends, it ends the processes. Raises EvoError if one is killed."""
-    pool = ProcessPoolExecutor(min(jobs, len(asked)), multiprocessing.get_context("spawn"), initializer=_begin)
+    pool = ProcessPoolExecutor(min(jobs, len(asked)), multiprocessing.get_context("spawn"), initializer=begin_process)
     console = Console(stderr=True)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # processes inherit it: ^C is for the command
     try:
@@ -181,14 +178,6 @@ def _told(done: SimpleQueue[Future[Replay]], total: int) -> Iterator[Future[Repl
         if timer.is_due():
             left = f", about {duration((time.monotonic() - began) * (total / number - 1))} left" if number else ""
             say(f"evo: {number} of {total} replays are done{left}", err=True)
-
-
-def _begin() -> None:
-    """Prepares a process: its libraries use one thread, and it ends with the command."""
-    threadpool_limits(1)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (connection.wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 def _draw(folder: Path, found: Mapping[tuple[Path, str], Sequence[Replay]]) -> list[str]:

@@ -431,6 +431,7 @@ def busy_for(races: int) -> LandscapeExecutor:
 def test_finals_wait_for_a_quiet_machine_for_a_while_and_then_confirm_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, races: int, confirmed: bool
 ) -> None:
+    monkeypatch.setattr("evo.search.finals._MOST_PATIENCE_S", 120.0)
     monkeypatch.setattr("evo.search.finals._LEAST_PATIENCE_S", 1.0)
     monkeypatch.setattr("evo.search.tasks._PAUSE_S", 0.05)
     found, _, run = search(configure(60), store, LandscapeExecutor(6))
