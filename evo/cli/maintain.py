@@ -47,8 +47,7 @@ def prune(
     before = None
     if older_than is not None:
         before = datetime.now(UTC) - timedelta(seconds=parse_duration(older_than, "--older-than"))
-    _must_be_a_database(db)
-    with Store.open(db, write=not dry_run) as store:
+    with Store.open(db, write=not dry_run, create=False) as store:
         names, busy = chosen_runs(store, runs or (), before)
         done = prune_runs(store, names, drop or [Part.FAILED], dry=dry_run)
     if json:
@@ -68,8 +67,7 @@ def prune(
 
 def vacuum(db: Db = DEFAULT_DB, json: Json = False) -> None:
     """Give back the room that pruning has freed; bring an older database up to date."""
-    _must_be_a_database(db)
-    with Store.open(db, write=True) as store:
+    with Store.open(db, write=True, create=False) as store:
         before = store.size()
         store.vacuum()
         after = store.size()

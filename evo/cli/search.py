@@ -183,7 +183,7 @@ def resume(
     """Continue a search that was interrupted."""
     check_log(log)
     if export is not None:
-        with Store.open(db, write=True) as store:  # which brings its tables up to date
+        with Store.open(db, write=True, create=False) as store:  # which brings its tables up to date
             spec = store.run(run).spec
         _check_export(load_kernel(spec.kernel), spec.workloads, export)
     given = read_options({"budget": budget, "evaluations": evaluations, "devices": devices, "on": on})

@@ -45,7 +45,7 @@ def open_again(
 ) -> Iterator[OpenRun]:
     """A run that is ready to be continued. budget, tell: see `prolong` and `open_search`. Raises what `prolong` raises."""
     with ExitStack() as opened:
-        store = opened.enter_context(Store.open(db, write=True))
+        store = opened.enter_context(Store.open(db, write=True, create=False))
         spec = store.run(run).spec
         elsewhere = opened.enter_context(_open_elsewhere(place, spec.target, db, tell))
         stored = prolong(store, run, budget, elsewhere.target if elsewhere else find_target(spec.target))

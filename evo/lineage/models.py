@@ -337,6 +337,10 @@ def leader_key() -> sa.ColumnElement[int | None]:
 
 _LED = sa.select(Task.__table__, leader_key().label("leader_id")).compile(compile_kwargs={"literal_binds": True})
 
+# Of a timing, as `is_disturbed` says. SQL has no way to read JSON that all databases understand.
+_NOT_ZERO = "REPLACE(CAST(t.clocks AS TEXT), '\"disturbed\":0', '')"
+_DISTURBED = f"CASE WHEN REPLACE({_NOT_ZERO}, '\"disturbed\":', '') = {_NOT_ZERO} THEN 0 ELSE 1 END"
+
 VIEWS = {}
 """The statement that makes each view, by the view's name."""
 
@@ -345,12 +349,12 @@ VIEWS["v_best"] = f"""
 CREATE VIEW v_best AS
 SELECT
     kernel, target, device, arch, workload, dtype, run, candidate, "order", operator, is_winner, stage, protocol,
-    median_us, low_us, high_us, speedup, speedup_low, speedup_high, score, genome, created
+    median_us, low_us, high_us, speedup, speedup_low, speedup_high, score, genome, created, disturbed
 FROM (
     SELECT
         measured.*,
         ROW_NUMBER() OVER (
-            PARTITION BY kernel, target, device, workload ORDER BY ratio, "order", candidate
+            PARTITION BY kernel, target, device, workload ORDER BY disturbed, ratio, "order", candidate
         ) AS place
     FROM (
         SELECT
@@ -360,7 +364,7 @@ FROM (
             1.0 / NULLIF(COALESCE(t.ratio, c.score), 0) AS speedup,
             1.0 / NULLIF(t.ratio_high, 0) AS speedup_low,
             1.0 / NULLIF(t.ratio_low, 0) AS speedup_high,
-            c.score, c.genome, c.created,
+            c.score, c.genome, c.created, {_DISTURBED} AS disturbed,
             ROW_NUMBER() OVER (
                 PARTITION BY c.id
                 ORDER BY t.round DESC, CASE t.protocol WHEN 'final' THEN 2 WHEN 'cold' THEN 1 ELSE 0 END DESC, t.id

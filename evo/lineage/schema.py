@@ -71,7 +71,8 @@ MIGRATIONS: dict[str, tuple[str | Callable[[Connection], None], ...]] = {
         "ALTER TABLE build DROP COLUMN log",
         "ALTER TABLE build DROP COLUMN binary_log",
         "ALTER TABLE candidate DROP COLUMN genome_digest",
-    )
+    ),
+    "0003": (),  # the view v_best tells what was disturbed
 }
 """The statements and functions that bring a database up to each version after the first, from the version before it. SQLite
 and PostgreSQL understand them alike. The models say the same for a new database."""

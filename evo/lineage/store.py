@@ -71,17 +71,17 @@ class Store:
         closing.callback(self._claims.release)
 
     @classmethod
-    def open(cls, where: str | Path, *, write: bool) -> Store:
+    def open(cls, where: str | Path, *, write: bool, create: bool = True) -> Store:
         """The database at a path (runs/lineage.db) or URL (sqlite:///FILE, postgresql://...).
 
-        Writing creates what is missing, brings the tables up to date, and shuts out other writers of the same
-        file. Reading needs no lock, and works beside a writer.
+        Writing creates what is missing (unless a file is not to be made), brings the tables up to date, and shuts out other
+        writers of the same file. Reading needs no lock, and works beside a writer.
         Raises StoreError for a database that is absent, locked, not evo's, newer, damaged or not writable.
         """
         location, lock = locate(where), None
         with ExitStack() as closing:
             if write and location.path is not None:
-                if location.path.exists():
+                if location.path.exists() or not create:
                     cls._check(location)
                 lock = WriterLock(location.path.resolve())
                 closing.callback(lock.release)

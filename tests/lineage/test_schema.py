@@ -44,8 +44,8 @@ def test_an_older_schema_is_refused_to_read_and_upgraded_to_write(where: str, mo
         store.add(run, s.ref(1, 0), s.passed(1), elapsed_s=0.0)
         before = store.evaluations(run)
     notes = ("ALTER TABLE candidate ADD COLUMN note TEXT DEFAULT 'x'", "ALTER TABLE run ADD COLUMN note TEXT")
-    monkeypatch.setitem(MIGRATIONS, "0003", ("ALTER TABLE candidate RENAME COLUMN log TO said",))
-    monkeypatch.setitem(MIGRATIONS, "0004", ("ALTER TABLE candidate RENAME COLUMN said TO log", *notes))
+    monkeypatch.setitem(MIGRATIONS, "0004", ("ALTER TABLE candidate RENAME COLUMN log TO said",))
+    monkeypatch.setitem(MIGRATIONS, "0005", ("ALTER TABLE candidate RENAME COLUMN said TO log", *notes))
     with pytest.raises(StoreError, match="of an older evo"):
         Store.open(where, write=False)
     for _ in range(2):
@@ -73,7 +73,7 @@ OF_THE_FIRST = (
     "DROP TABLE detail",
     "UPDATE alembic_version SET version_num = '0001'",
 )
-"""What makes a database of the schema 0002 one of 0001, without what was in it."""
+"""What makes a database of the last schema one of 0001, without what was in it."""
 
 
 def everything(store: Store) -> tuple[list[StoredEvaluation], list[CandidateRecord], list[str]]:

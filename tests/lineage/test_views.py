@@ -20,7 +20,7 @@ COLUMNS = {
     "v_best": [
         "kernel", "target", "device", "arch", "workload", "dtype", "run", "candidate", "order", "operator",
         "is_winner", "stage", "protocol", "median_us", "low_us", "high_us", "speedup", "speedup_low",
-        "speedup_high", "score", "genome", "created",
+        "speedup_high", "score", "genome", "created", "disturbed",
     ],
     "v_lineage": [
         "run", "kernel", "workload", "child", "child_order", "operator", "position", "role", "parent",
@@ -88,6 +88,18 @@ def test_v_lineage_has_a_row_for_each_parent_and_one_for_each_root(store: Store)
     assert rows[1].gain == pytest.approx(0.9 / 0.5)
     assert rows[4].gain is None  # it was refused
     assert [step.id for step in read_family(store, rows[2].child, descendants=0).members][-1] == rows[2].child
+
+
+def test_v_best_tells_disturbed_figures_and_puts_them_behind_all_others(store: Store) -> None:
+    for device, rounds_of in (("a", {"loud": 12.0, "quiet": 0.0}), ("b", {"alone": 3.0})):
+        for name, rounds in rounds_of.items():
+            run = store.create_run(replace(s.SPEC, name=name), replace(s.ENVIRONMENT, device=device))
+            found = s.passed(0, 0.05 if rounds else 0.5)
+            timings = tuple(replace(t, clocks={**t.clocks, "disturbed": rounds}) for t in found.timings)
+            store.add(run, s.ref(0), replace(found, timings=timings), elapsed_s=1.0)
+            store.set_winner(run, 0, 0)
+    wanted = "SELECT device, run, disturbed FROM v_best ORDER BY device"
+    assert s.rows(store, wanted) == [("a", "quiet", 0), ("b", "alone", 1)]
 
 
 def test_v_lineage_can_be_followed_to_the_roots(store: Store) -> None:
