@@ -110,11 +110,39 @@ def locals_of(texts: Iterable[str]) -> Iterator[str]:
 
 def operator_call(text: str) -> tuple[str, list[tuple[str, str]]]:
     """The name of PyTorch's operator in a call such as "aten.softmax(input, dim=dim)", and what it is given: keywords, empty
-    where the place says it, with values."""
-    name, _, inner = text.partition("(")
-    parts = (part.partition("=") for part in inner.rstrip(")").split(","))
-    given = [(first.strip(), value.strip()) if equals else ("", first.strip()) for first, equals, value in parts]
-    return name.strip().removeprefix("aten."), given
+    where the place says it, with values. Raises SyntaxError, ValueError."""
+    node = parse(text)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or ast.unparse(node.func.value) != "aten":
+        raise ValueError("write aten.NAME(ARGUMENT, KEYWORD=ARGUMENT)")
+    given = [("", ast.unparse(value)) for value in node.args]
+    return node.func.attr, [*given, *((keyword.arg or "**", ast.unparse(keyword.value)) for keyword in node.keywords)]
+
+
+def schema_of(text: str, parameters: Parameters) -> tuple[bool, Mapping[str, bool]]:
+    """Of the overload that a call of PyTorch's operator is of: whether it takes symbolic sizes, and whether it takes None,
+    by what it is given. Raises ValueError where there is none."""
+    import torch
+
+    name, passed = operator_call(text)
+    own = [parameters[value].type if value in parameters else "" for _, value in passed]
+    _ = [in_cpp(value, parameters) for _, value in passed if value not in parameters]
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        raise ValueError(f"there is no aten.{name}")
+    for overload in (getattr(packet, one)._schema for one in packet.overloads()):
+        by_name, left = {a.name: a for a in overload.arguments}, [*overload.arguments]
+        taken = [by_name.get(keyword) if keyword else a for (keyword, _), a in zip(passed, left, strict=False)]
+        needed = {a.name for a in left if not a.has_default_value()} - {a.name for a in taken if a is not None}
+        types = ["" if a is None else str(a.type) for a in taken]
+        if len(types) == len(own) and not needed and all(map(_is_alike, own, types)):
+            return "SymInt" in str(overload), {v: t.startswith("Optional") for (_, v), t in zip(passed, types, strict=True)}
+    raise ValueError(f"no overload of aten.{name} takes such arguments")
+
+
+def _is_alike(own: str, theirs: str) -> bool:
+    """Whether an argument of the function can be one of PyTorch's operator. theirs: as PyTorch names types."""
+    known = {"ScalarType": "int", "int[]": "List[int]"}.get(own, own)
+    return theirs in (known, f"Optional[{known}]") or bool(theirs and not own)
 
 
 def product(sizes: Iterable[str]) -> str:

@@ -27,7 +27,7 @@ from .judged import Judge
 from .native import ALL, NONE, PAY, Native
 from .native_code import native_code
 from .package import BACKWARD, Package
-from .statement import Bound, Function
+from .statement import Bound, Function, resolve
 
 _ALWAYS = ("also_serve", "build", "explain", "patch", "variants")
 _WRONG = {
@@ -75,10 +75,7 @@ class _Launcher:
 
     def fill(self) -> None:
         function, m = self._function, self._module
-        original: Any = function.original
-        if isinstance(original, str):
-            path, _, name = original.rpartition(".")
-            original = getattr(import_module(path), name)  # as it is now: it may be replaced by ours later
+        original: Any = function.found
         text = "\n\n".join(self._parts())
         file = f"<{m.__name__}, of function.py>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -99,8 +96,7 @@ class _Launcher:
             own.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
         classes = {}
         for name, (parent, _) in function.modules.items():
-            path, _, of = parent.rpartition(".")
-            theirs = getattr(import_module(path), of)
+            theirs = resolve(parent)
             ours = type(name, (theirs,), {"forward": getattr(m, f"_forward_{name}"), "__module__": m.__name__})
             ours.__doc__ = f"As {parent}: same constructor, parameters and state_dict."
             classes[theirs] = ours

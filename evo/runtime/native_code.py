@@ -11,9 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
-from .expression import WRONG_TYPE, Parameter, in_cpp, operator_call
+from .expression import WRONG_TYPE, Parameter, in_cpp, operator_call, schema_of
 from .package import Package
 from .statement import Bound
 
@@ -58,27 +56,9 @@ class _Writer:
         self._read = {name: function.parameters[name] for name in bound.looked_at}
         self._operands = {name: self._read[name] for name in function.operands if name in self._read}
         self._tensors, self._first, self._results = function.given_tensors, bound.first, bound.results
-        self._schema = self._find_schema()
-
-    def _find_schema(self) -> Mapping[str, bool] | None:
-        """Whether PyTorch's operator takes None, by argument of the function; None without an operator."""
-        self._suffix = ""
-        if not self._function.operator:
-            return None
-        name, passed = operator_call(self._function.operator)
-        names = [value for _, value in passed]
-        packet = getattr(torch.ops.aten, name)
-        for overload in (getattr(packet, one)._schema for one in packet.overloads()):
-            by_name = {a.name: str(a.type) for a in overload.arguments}
-            types = [
-                by_name.get(keyword) if keyword else str(a.type)
-                for (keyword, _), a in zip(passed, overload.arguments, strict=False)
-            ]
-            own = [self._function.parameters[n].type if n in self._function.parameters else "" for n in names]
-            if len(types) == len(names) and all(_alike(one, t) for one, t in zip(own, types, strict=True)):
-                self._suffix = "_symint" if "SymInt" in str(overload) else ""
-                return {n: str(t).startswith("Optional") for n, t in zip(names, types, strict=True)}
-        raise ValueError(f"operator {self._function.operator!r} of the function is none of PyTorch's")
+        schema = schema_of(function.operator, function.parameters) if function.operator else (False, None)
+        self._schema: Mapping[str, bool] | None = schema[1]
+        self._suffix = "_symint" if schema[0] else ""
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -402,9 +382,3 @@ class _Writer:
 def _quoted(text: str) -> str:
     """A text in C++."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _alike(own: str, theirs: str | None) -> bool:
-    """Whether an argument of the function can be one of PyTorch's operator. theirs: as PyTorch names types."""
-    known = {"Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool", "ScalarType": "int", "int[]": "List[int]"}
-    return theirs is not None and (not own or theirs in (known[own], f"Optional[{known[own]}]"))
