@@ -24,6 +24,7 @@ _HERE = str(Path(__file__).parent)
 """Calls from here are no part of what an author has written."""
 
 
+_KINDS = ("input", "output", "scalar", "workspace", "structure")
 _INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 _FIELD_CODES = "PqQiIfdx0123456789 "
 _MOST_STRUCTURE_BYTES = 4096
@@ -42,6 +43,23 @@ def wrong_ties(kernel: Kernel, output: Argument, name: str, axis: int) -> str:
     if output.shape == without or (*output.shape[:place], *output.shape[place + 1 :]) == without:
         return ""
     return f"does not fit its shape {output.shape}: that of {name!r}, {shape}, without axis {axis} or with another there"
+
+
+def faults_of_arguments(kernel: Kernel) -> Iterator[str]:
+    """What is wrong with the arguments as a whole, their kinds, and what their shapes are made of."""
+    names = [a.name for a in kernel.arguments]
+    for a in kernel.arguments:
+        if a.kind not in _KINDS:
+            yield f": argument {a.name!r} is of kind {a.kind!r}; there are {', '.join(_KINDS)}"
+        if names.count(a.name) > 1:
+            yield f": two arguments are called {a.name!r}; give each a name of its own"
+        if isinstance(a.shape, str):
+            yield f": the shape of argument {a.name!r} is a text; write ({a.shape!r},)"
+        for size in (size for size in a.shape if not isinstance(size, str)):
+            how = "name a dimension there, and give it that size in `dimensions` (low and high) and `workloads`"
+            yield f": the shape of argument {a.name!r} has {size!r}, which is no name; {how}"
+    if not kernel.outputs():
+        yield ": no argument is an output; give what it computes an Argument of kind 'output'"
 
 
 def faults_of_structure(kernel: Kernel, a: Argument) -> Iterator[str]:

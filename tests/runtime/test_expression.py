@@ -61,9 +61,9 @@ EXPRESSIONS = (
 )  # fmt: skip
 REFUSED = (
     "eps or 1e-5", "n and flag", "flag is True", "dtype is torch.float32", "x == w", "not x",
-    "not x.shape", "x.shape < shape", "x.shape == 3", "dtype == 3", "x.shape + shape", "x.shape[::2]", "wanted[n]", "wanted[2]",
-    "max(shape)", "max(n)", "prod(n)", "len(x)", "backend('fast')", "since(2.7)", "x.numel(1)", "x.stride()", "max(n, key=n)",
-    "n if flag else shape", "None",
+    "not x.shape", "x.shape < shape", "x.shape == 3", "dtype == 3", "x.shape + shape", "x.shape[::2]", "wanted[n]",
+    "wanted[2]", "max(shape)", "max(n)", "prod(n)", "len(x)", "backend('fast')", "since(2.7)", "x.numel(1)", "x.stride()",
+    "max(n, key=n)", "n if flag else shape", "None",
     "(n, 0.5)", "n == None", "x.is_contiguous(n)", "9223372036854775808", "n in shape", "+n", "~n", "n ** 2",
     "n / 2", "len()", "(1, *shape)", "dtype < dtype", "x.len(shape)", "numel()", "torch", "x", "not dtype",
 )  # fmt: skip
