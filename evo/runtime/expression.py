@@ -19,6 +19,8 @@ from itertools import pairwise, permutations
 from math import inf
 from typing import Any, NamedTuple
 
+NO_VALUE = "an expression of the function's statement has no value for such arguments"
+"""The reason for which a call is left to PyTorch for which Python would raise an exception."""
 _BACKENDS = {"math": "Math", "flash": "Flash", "efficient": "MemEfficient", "cudnn": "CuDNN"}
 _OPERATORS: Mapping[type[ast.AST], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -36,17 +38,34 @@ _CALLS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str, str]] = {
     "prod": ((("int[]",),), "int", "c10::multiply_integers({0})"),
 }
 """Types of the arguments of a function or a tensor's method, and of its value; its code, of the tensor and these."""
-_TYPES = {"int": "std::int64_t", "float": "double", "bool": "bool"}
-WRONG_TYPE = {
-    "Tensor": "{0} is not a tensor",
-    "int": "{0} is not an int",
-    "int[]": "{0} is not a tuple or list of sizes",
-    "float": "{0} is not a number",
-    "bool": "{0} is not a bool",
-    "bool[N]": "{0} is not a tuple or list of as many bools as there may be",
-    "ScalarType": "{0} is not a dtype",
+
+
+class Type(NamedTuple):
+    """A type of arguments. {0} is the argument's name, {1} the number of bools."""
+
+    is_wrong: str
+    """What is true of an argument of another one, in Python."""
+    reason: str
+    """Why a call with such an argument is left to PyTorch."""
+    in_cpp: str
+    in_schemas: str
+    """What PyTorch's operators call it."""
+
+
+_SIZES = "type({0}) not in _SEQUENCES or not {{*map(type, {0})}} <= _INT"
+_BOOLS = "type({0}) not in _SEQUENCES or [*map(type, {0})] != [bool] * {1}"
+TYPES: Mapping[str, Type] = {
+    "Tensor": Type("not isinstance({0}, Tensor)", "{0} is not a tensor", "const Tensor*", "Tensor"),
+    "int": Type("type({0}) is not int", "{0} is not an int", "std::int64_t", "int"),
+    "int[]": Type(_SIZES, "{0} is not a tuple or list of sizes", "Ints", "List[int]"),
+    "float": Type("type({0}) not in _NUMBERS", "{0} is not a number", "double", "float"),
+    "bool": Type("type({0}) is not bool", "{0} is not a bool", "bool", "bool"),
+    "bool[N]": Type(
+        _BOOLS, "{0} is not a tuple or list of as many bools as there may be", "std::array<bool, {1}>", "List[bool]"
+    ),
+    "ScalarType": Type("type({0}) is not _dtype", "{0} is not a dtype", "c10::ScalarType", "int"),
 }
-"""The reason for which a call is left to PyTorch whose argument is of another type, by that of the signature."""
+"""Types by what signatures call them."""
 DTYPES = {
     "float16": "at::kHalf", "bfloat16": "at::kBFloat16", "float32": "at::kFloat", "float64": "at::kDouble",
     "bool": "at::kBool", "uint8": "at::kByte", "int8": "at::kChar", "int16": "at::kShort", "int32": "at::kInt",
@@ -124,7 +143,7 @@ def schema_of(text: str, parameters: Parameters) -> tuple[bool, Mapping[str, boo
     import torch
 
     name, passed = operator_call(text)
-    own = [parameters[value].type if value in parameters else "" for _, value in passed]
+    own = [TYPES[parameters[value].kind].in_schemas if value in parameters else "" for _, value in passed]
     _ = [in_cpp(value, parameters) for _, value in passed if value not in parameters]
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
@@ -140,9 +159,8 @@ def schema_of(text: str, parameters: Parameters) -> tuple[bool, Mapping[str, boo
 
 
 def _is_alike(own: str, theirs: str) -> bool:
-    """Whether an argument of the function can be one of PyTorch's operator. theirs: as PyTorch names types."""
-    known = {"ScalarType": "int", "int[]": "List[int]"}.get(own, own)
-    return theirs in (known, f"Optional[{known}]") or bool(theirs and not own)
+    """Whether what is given, of any type if that is empty, can be an argument of PyTorch's operator."""
+    return theirs in (own, f"Optional[{own}]") or bool(theirs and not own)
 
 
 def product(sizes: Iterable[str]) -> str:
@@ -315,7 +333,7 @@ class _InCpp:
         (left, right), kind = self._all([node.left, node.right], *_NUMBERS)
         kind = "float" if kind == "float" else "int"
         if name := _ROUNDED.get(type(node.op)):
-            return _Code(f"{name}<{_TYPES[kind]}>({left}, {right})", kind)
+            return _Code(f"{name}<{TYPES[kind].in_cpp}>({left}, {right})", kind)
         return _Code(f"({left} {_OPERATORS[type(node.op)]} {right})", kind)
 
     def _ifexp(self, node: ast.IfExp) -> _Code:
@@ -400,7 +418,7 @@ class _InCpp:
                 return _Code(str(_since(node)).lower(), "bool")
             if name in ("min", "max") and len(node.args) > 1:
                 texts, kind = self._all(node.args, *_NUMBERS)
-                return _Code(reduce(lambda one, other: f"std::{name}<{_TYPES[kind]}>({one}, {other})", texts), kind)
+                return _Code(reduce(lambda one, other: f"std::{name}<{TYPES[kind].in_cpp}>({one}, {other})", texts), kind)
         kinds, kind, text = _CALLS.get(name, ((), "", ""))
         if not text or len(kinds) != len(node.args) or node.keywords:
             raise CodeError(f"{ast.unparse(node)} has no translation to C++")

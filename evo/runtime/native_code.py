@@ -11,18 +11,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .expression import WRONG_TYPE, Parameter, in_cpp, operator_call, schema_of
+from .expression import NO_VALUE, TYPES, Parameter, in_cpp, operator_call, schema_of
 from .package import Package
 from .statement import Bound
 
-_FIELDS = {
-    "Tensor": "const Tensor*",
-    "int": "std::int64_t",
-    "int[]": "Ints",
-    "float": "double",
-    "bool": "bool",
-    "ScalarType": "c10::ScalarType",
-}
 _OPERANDS = {"Tensor": "const Tensor&", "int[]": "c10::SymIntArrayRef"}
 _SCALARS = {"int64": "std::int64_t", "int32": "std::int32_t", "float32": "float", "float64": "double"}
 
@@ -95,7 +87,7 @@ class _Writer:
         yield from ("empty", "empty_like")
 
     def _field(self, parameter: Parameter) -> str:
-        kind = _FIELDS.get(parameter.type) or f"std::array<bool, {parameter.length}>"
+        kind = TYPES[parameter.kind].in_cpp.format(parameter.name, parameter.length)
         return f"std::optional<{kind}>" if parameter.optional and parameter.type != "Tensor" else kind
 
     def _struct(self) -> Iterator[str]:
@@ -156,7 +148,7 @@ class _Writer:
             if p.type == "Tensor":
                 yield f"    if ({given}!(a.{name}_ = plain_tensor(args[{i}]))) return NO_PLAIN_TENSOR;"
             else:
-                yield f"    if ({given}!read_as(args[{i}], a.{name}_)) return \"{WRONG_TYPE[p.kind].format(name)}\";"
+                yield f"    if ({given}!read_as(args[{i}], a.{name}_)) return \"{TYPES[p.kind].reason.format(name)}\";"
         yield "    return nullptr;\n}\n"
 
     def _misfit(self) -> Iterator[str]:
@@ -175,7 +167,8 @@ class _Writer:
             yield f"        if (const char* reason = unfit({{a.{name}_}})) return reason;"
         for reason, text in self._bound.fits(of_tensors=True).items():
             yield f"    if ({in_cpp(f'not ({text})', self._read)}) return {_quoted(reason)};"
-        yield "    problem_of(a);\n    return nullptr;\n} catch (const NoValue& none) {\n    return none.what();\n}\n"
+        yield "    problem_of(a);\n    return nullptr;"
+        yield f"}} catch (const NoValue&) {{\n    return {_quoted(NO_VALUE)};\n}}\n"
 
     def _problem(self) -> Iterator[str]:
         yield "Problem problem_of(const Arguments& a) {"

@@ -13,9 +13,19 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from .expression import CodeError, Parameter, in_cpp, is_count, names_in, operator_call, parse, product, schema_of
+from .expression import (
+    TYPES,
+    CodeError,
+    Parameter,
+    in_cpp,
+    is_count,
+    names_in,
+    operator_call,
+    parse,
+    product,
+    schema_of,
+)
 
-_TYPES = ("Tensor", "int", "int[]", "float", "bool", "bool[N]", "ScalarType")
 _PARAMETER = re.compile(r"(?P<type>\w+(\[\d*\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
 _SIGNATURE = re.compile(r"(?P<name>\w+)\((?P<parameters>.*)\) -> (?P<results>Tensor|\(Tensor(, Tensor)*\))", re.DOTALL)
 _KNOWN = frozenset({"torch", "len", "prod", "min", "max", "since", "backend", "expands", "result", "gradient"})
@@ -156,8 +166,8 @@ class Function:
                 keyword = True
                 continue
             part = _PARAMETER.fullmatch(text)
-            if part is None or re.sub(r"\[\d+\]", "[N]", part["type"]) not in _TYPES:
-                known = ", ".join(_TYPES)
+            if part is None or re.sub(r"\[\d+\]", "[N]", part["type"]) not in TYPES:
+                known = ", ".join(TYPES)
                 raise ValueError(f"{text!r} in signature {self.signature!r} is not TYPE NAME, with a type of {known}")
             if part["name"] in found or not _is_value(part["default"]):
                 raise ValueError(f"{text!r} in signature {self.signature!r} is twice there, or its default is no value")
@@ -220,7 +230,7 @@ class Bound:
             ("served", function.served, dimensions, "dimension of the kernel"),
             ("timed", function.timed, options, "option of the kernel"),
             ("data_decide", function.data_decide, options, "option of the kernel"),
-            ("call", function.call, {*arguments} - {*function.tensors.values()}, "argument that is no input of the kernel"),
+            ("call", function.call, {*arguments} - {*function.tensors.values()}, "argument beside the inputs of the kernel"),
             ("passes", function.passes, arguments, "argument of the function"),
             ("expanded", function.expanded, function.tensors.values(), "argument that is an input of the kernel"),
         ):

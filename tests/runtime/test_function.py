@@ -376,7 +376,7 @@ TYPOS: dict[str, dict[str, Any]] = {
     "`served` has for 'rows' 'colz', and 'colz' is no dimension or option of the kernel": {"served": {"rows": "colz"}},
     "`timed` names 'mask', which is no option of the kernel": {"timed": {"mask": 1}},
     "`data_decide` names 'mask', which is no option of the kernel": {"data_decide": ("mask",)},
-    "`call` names 'dims', which is no argument that is no input of the kernel": {"call": {"dims": "-1"}},
+    "`call` names 'dims', which is no argument beside the inputs of the kernel": {"call": {"dims": "-1"}},
     "`call` has for 'dim' 'colz - 1', and 'colz' is no dimension or option of the kernel": {"call": {"dim": "colz - 1"}},
     "`call` has for 'dim' -1, which is no expression (it is no text)": {"call": {"dim": -1}},
     "`options` names 'eps', which is no option of the kernel": {"options": {"eps": "1.0"}},
