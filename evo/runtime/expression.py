@@ -193,16 +193,26 @@ def is_count(form: str, sizes: Sequence[str], tensors: Iterable[str], conditions
 
 def _equalities(text: str, given: str) -> Iterator[tuple[str, str]]:
     """What is equal, both ways round, where an expression is true and the argument `given` is not None."""
+    for node in _implied(text, given):
+        if isinstance(node, ast.Compare) and all(isinstance(operator, ast.Eq) for operator in node.ops):
+            for one, other in pairwise(map(ast.unparse, (node.left, *node.comparators))):
+                yield from ((one, other), (other, one))
+
+
+def is_implied(what: str, text: str, given: str) -> bool:
+    """Whether an expression is true where another one is, and the argument `given` is not None, as far as that says so."""
+    return any(ast.unparse(node) == what for node in _implied(text, given))
+
+
+def _implied(text: str, given: str) -> Iterator[ast.expr]:
     waiting = [parse(text)]
     while waiting:
         node = waiting.pop()
+        yield node
         if isinstance(node, ast.BoolOp):
             is_or = isinstance(node.op, ast.Or)
             sides = [side for side in node.values if not is_or or ast.unparse(side) != f"{given} is None"]
             waiting += sides if not is_or or len(sides) == 1 else []
-        elif isinstance(node, ast.Compare) and all(isinstance(operator, ast.Eq) for operator in node.ops):
-            for one, other in pairwise(map(ast.unparse, (node.left, *node.comparators))):
-                yield from ((one, other), (other, one))
 
 
 def _looked_at(text: str, attributes: tuple[str, ...]) -> Iterator[str]:

@@ -64,7 +64,7 @@ class _Launcher:
 
     def fill(self) -> None:
         function, m = self._function, self._module
-        original: Any = function.found
+        original: Any = function.resolved
         text = "\n\n".join(self._parts())
         file = f"<{m.__name__}, of function.py>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

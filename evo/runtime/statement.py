@@ -19,6 +19,7 @@ from .expression import (
     Parameter,
     in_cpp,
     is_count,
+    is_implied,
     names_in,
     operator_call,
     parse,
@@ -146,7 +147,7 @@ class Function:
         return self.signature.strip().partition("(")[0]
 
     @property
-    def found(self) -> Any:
+    def resolved(self) -> Any:
         """The original, as it is now: it may be replaced by ours later. Raises ValueError."""
         return resolve(self.original) if isinstance(self.original, str) else self.original
 
@@ -280,7 +281,7 @@ class Bound:
         function, arguments = self.function, self.function.parameters
         keywords = {name: name for name, p in arguments.items() if p.keyword}
         try:
-            original = function.found
+            original = function.resolved
             with suppress(ValueError):  # one that is not written in Python has no signature
                 inspect.signature(original).bind(*(name for name in arguments if name not in keywords), **keywords)
         except (TypeError, ValueError) as error:
@@ -414,8 +415,8 @@ class Bound:
 
     def is_made_dense(self, name: str) -> bool:
         """Whether an input that lies otherwise is copied, since no condition refuses it."""
-        is_dense = f"{self.inputs[name]}.is_contiguous()"
-        return self.is_gathered(name) and not any(is_dense in text for text in self.function.fits.values())
+        given, fits = self.inputs[name], self.function.fits.values()
+        return self.is_gathered(name) and not any(is_implied(f"{given}.is_contiguous()", text, given) for text in fits)
 
     def size(self, name: str) -> str:
         """An expression of a dimension, or of an option that is compiled in."""

@@ -314,6 +314,22 @@ def test_a_tensor_is_asked_for_its_elements_unless_the_statement_says_how_many_t
     assert [text for text in found.values() if text not in fits.values()] == asked
 
 
+DENSE = {
+    "a.is_contiguous()": False,
+    "a is None or a.ndim == 1 and a.is_contiguous()": False,
+    "a.is_contiguous() or a.ndim == 1": True,
+    "not a.is_contiguous()": True,
+    "ba.is_contiguous()": True,
+}
+
+
+@pytest.mark.parametrize("text", DENSE)
+def test_a_tensor_is_copied_unless_a_condition_refuses_one_that_is_not_dense(text: str) -> None:
+    kernel = SimpleNamespace(arguments=[Argument(name="x", kind="input", shape=("n",))])
+    stated = {**STATED, "signature": "f(Tensor a, Tensor ba) -> Tensor", "tensors": {"x": "a"}, "sizes": {"n": "a.numel()"}}
+    assert Bound(Function(**stated, fits={"why": text}), kernel).is_made_dense("x") is DENSE[text]
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_shipped_functions_say_all_that_their_calls_are_asked(name: str) -> None:
     kernel = load_kernel(name)
