@@ -32,7 +32,7 @@ def inputs(kernel: Kernel, workload: Workload, data: str, generator: torch.Gener
     import torch
 
     made: dict[str, torch.Tensor | None] = {}
-    axes = max(len(a.shape) for a in kernel.arguments if a.kind == "input")
+    axes = max((len(a.shape) for a in kernel.arguments if a.kind == "input"), default=0)
     for a in (a for a in kernel.arguments if a.kind == "input"):
         made[a.name] = None
         if not a.optional or workload.option(a.name):

@@ -16,7 +16,7 @@ from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem.data import DATA as DATA  # a kernel.py takes these from here
 from evo.problem.data import draw as draw
 from evo.problem.space import Space, Value, parse_number, tied
-from evo.problem.stated import check_statement, faults_of_structure, wrong_ties
+from evo.problem.stated import check_statement, faults_of_arguments, faults_of_structure, wrong_ties
 from evo.runtime.manifest import LaunchPlan as LaunchPlan
 
 if TYPE_CHECKING:
@@ -206,7 +206,6 @@ class Tolerance:
     of_sums: float = 0.0
 
 
-_KINDS = ("input", "output", "scalar", "workspace", "structure")
 _KEPT = frozenset({"componentwise", "denormals", "overflow", "rounding", "zero_sign"})
 
 TOLERANCE = MappingProxyType(
@@ -313,8 +312,8 @@ class Kernel:
     cost: Callable[[Workload], Cost] = _left_out
     """Left out: every tensor once, and no operations."""
     baselines: tuple[Baseline, ...] = ()
-    """Left out, of role "reference": `reference` in the workload's dtype; of role "ceiling", if the cost is left out:
-    a copy of as many bytes."""
+    """Left out, of role "reference": `reference` in the workload's dtype; of role "ceiling", if the cost is left out
+    and there are inputs: a copy of as many bytes."""
     same_dtype: Callable[[Tensors, Workload], object] | None = None
     """Outputs in the workload's dtype, whose errors a candidate's may be twice. None: the reference baseline's outputs."""
     inactive: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
@@ -392,7 +391,7 @@ class Kernel:
             made.append(Baseline(name="torch", role="reference", call=MethodType(derived.call_reference, self)))
             if self.same_dtype is None:
                 yield "same_dtype", MethodType(derived.in_float32, self)
-        if self.cost is _left_out and "ceiling" not in roles:
+        if self.cost is _left_out and "ceiling" not in roles and any(a.kind == "input" for a in self.arguments):
             made.append(Baseline(name="copy", role="ceiling", call=MethodType(derived.copy, self)))
         yield "baselines", (*made, *self.baselines)
         for name in ("inputs", "cases", "neighbours", "cost"):
@@ -403,12 +402,9 @@ class Kernel:
     def _faults(self) -> Iterator[str]:
         names = {d.name for d in self.dimensions} | set(self.options)
         tensors = {a.name for a in self.arguments if a.kind in ("input", "output")}
+        yield from faults_of_arguments(self)
         for a in self.arguments:
-            if a.kind not in _KINDS:
-                yield f": argument {a.name!r} is of kind {a.kind!r}; there are {', '.join(_KINDS)}"
             yield from faults_of_structure(self, a)
-            if isinstance(a.shape, str):
-                yield f": the shape of argument {a.name!r} is a text; write ({a.shape!r},)"
             if a.stride_of is not None and a.stride_of[0] not in tensors:
                 yield f": scalar argument {a.name!r} is a stride of {a.stride_of[0]!r}, which is no tensor argument"
             if a.stride_of is not None and a.dtype != "int64":

@@ -23,6 +23,7 @@ _DEVICE = ("out of memory", "not enough memory", "CUDA error", "cudaError")
 _HERE = str(Path(__file__).parent)
 """Calls from here are no part of what an author has written."""
 
+_KINDS = ("input", "output", "scalar", "workspace", "structure")
 _FIELD_CODES = "PqQiIfdx0123456789 "
 _MOST_STRUCTURE_BYTES = 4096
 """All parameters of a CUDA kernel together, before CUDA 12.1."""
@@ -42,6 +43,23 @@ def wrong_ties(kernel: Kernel, output: Argument, name: str, axis: int) -> str:
     if output.shape == without or (*output.shape[:place], *output.shape[place + 1 :]) == without:
         return ""
     return f"does not fit its shape {output.shape}: that of {name!r}, {shape}, without axis {axis} or with another there"
+
+
+def faults_of_arguments(kernel: Kernel) -> Iterator[str]:
+    """What is wrong with the arguments as a whole, their kinds, and what their shapes are made of."""
+    names = [a.name for a in kernel.arguments]
+    for a in kernel.arguments:
+        if a.kind not in _KINDS:
+            yield f": argument {a.name!r} is of kind {a.kind!r}; there are {', '.join(_KINDS)}"
+        if names.count(a.name) > 1:
+            yield f": two arguments are called {a.name!r}; give each a name of its own"
+        if isinstance(a.shape, str):
+            yield f": the shape of argument {a.name!r} is a text; write ({a.shape!r},)"
+        for size in (size for size in a.shape if not isinstance(size, str)):
+            how = "name a dimension there, and give it that size in `dimensions` (low and high) and `workloads`"
+            yield f": the shape of argument {a.name!r} has {size!r}, which is no name; {how}"
+    if not kernel.outputs():
+        yield ": no argument is an output; give what it computes an Argument of kind 'output'"
 
 
 def faults_of_structure(kernel: Kernel, a: Argument) -> Iterator[str]:
@@ -89,12 +107,15 @@ def call_stated(kernel: Kernel, what: str, function: Callable[..., Any], *given:
 
 
 def told(folder: Path, what: str, error: BaseException) -> KernelError:
-    """The error for what the code in a kernel's folder has raised, with where it was, and the way there."""
+    """The error for what the code in a kernel's folder has raised, with where it was, and the way there if it has steps."""
     frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not f.filename.startswith(("<", _HERE))]
     own = [f for f in frames if _is_own(Path(f.filename), folder)] or frames[-1:]
     where = f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else folder / "kernel.py"
+    if isinstance(error, SyntaxError) and error.filename:
+        where = error.filename
     raised = f"{type(error).__name__}: {error}".rstrip(": ")
-    return KernelError("".join((f"{where}: {what} {raised}\n", *traceback.format_list(own))).rstrip())
+    way = traceback.format_list(own) if len(own) > 1 else ()
+    return KernelError("".join((f"{where}: {what} {raised}\n", *way)).rstrip())
 
 
 def _is_own(path: Path, folder: Path) -> bool:

@@ -12,7 +12,6 @@ namespace {
 
 using at::Tensor;
 const char* const OVERRIDDEN = "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved";
-const char* const NO_VALUE = "an expression of the function's statement has no value for such arguments";
 const char* const NO_PLAIN_TENSOR = "an argument is no plain tensor, but a tensor subclass or something else";
 
 // Sizes that a call gives. They are kept here, as many as any tensor has in practice.
@@ -96,7 +95,7 @@ inline void* memory_of(const Tensor& tensor) { return tensor.defined() ? tensor.
 
 // An expression has no value: Python would raise an exception.
 struct NoValue : std::exception {
-    const char* what() const noexcept override { return NO_VALUE; }
+    const char* what() const noexcept override { return "an expression of a function's statement has no value"; }
 };
 
 // What is asked of an argument that may be None.

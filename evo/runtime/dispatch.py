@@ -36,8 +36,10 @@ _RACING = 2
 """Variants that a race is between, beside PyTorch."""
 _GAIN = 1.05
 """How many times PyTorch's speed wins a race: its few rounds are not surer than that."""
-_BACKENDS: Sequence[Callable[[], bool]] = (flash_sdp_enabled, mem_efficient_sdp_enabled, math_sdp_enabled, cudnn_sdp_enabled)
-"""Back ends of attention in PyTorch, which decide what a variant is raced with."""
+BACKENDS: Mapping[str, Callable[[], bool]] = {
+    "flash": flash_sdp_enabled, "efficient": mem_efficient_sdp_enabled, "math": math_sdp_enabled, "cudnn": cudnn_sdp_enabled,
+}  # fmt: skip
+"""Whether PyTorch may use its back ends of attention, which decide what a variant is raced with."""
 _BUSY = "this machine is too busy to race a variant with it"
 _RACES = 6
 """Races at one problem that a busy machine may spoil. Calls are left to PyTorch for 1 s, 2 s, 4 s, ... until the next one is
@@ -287,7 +289,7 @@ class Dispatch(Table):
             machine = [cpu.model(), torch.get_num_threads()]
         else:
             machine = [torch.cuda.get_device_name(device), driver_version(), torch.backends.cudnn.version()]
-        machine += [enabled() for enabled in _BACKENDS]
+        machine += [enabled() for enabled in BACKENDS.values()]
         return f"race-{digest(self.package.read(MANIFEST), torch.__version__, *map(str, (*machine, *common)))}"
 
     def _sizes(self, key: tuple[Any, ...]) -> dict[str, int]:

@@ -19,6 +19,8 @@ from itertools import pairwise, permutations
 from math import inf
 from typing import Any, NamedTuple
 
+NO_VALUE = "an expression of the function's statement has no value for such arguments"
+"""The reason for which a call is left to PyTorch for which Python would raise an exception."""
 _BACKENDS = {"math": "Math", "flash": "Flash", "efficient": "MemEfficient", "cudnn": "CuDNN"}
 _OPERATORS: Mapping[type[ast.AST], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -36,17 +38,34 @@ _CALLS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str, str]] = {
     "prod": ((("int[]",),), "int", "c10::multiply_integers({0})"),
 }
 """Types of the arguments of a function or a tensor's method, and of its value; its code, of the tensor and these."""
-_TYPES = {"int": "std::int64_t", "float": "double", "bool": "bool"}
-WRONG_TYPE = {
-    "Tensor": "{0} is not a tensor",
-    "int": "{0} is not an int",
-    "int[]": "{0} is not a tuple or list of sizes",
-    "float": "{0} is not a number",
-    "bool": "{0} is not a bool",
-    "bool[N]": "{0} is not a tuple or list of as many bools as there may be",
-    "ScalarType": "{0} is not a dtype",
+
+
+class Type(NamedTuple):
+    """A type of arguments. {0} is the argument's name, {1} the number of bools."""
+
+    is_wrong: str
+    """What is true of an argument of another one, in Python."""
+    reason: str
+    """Why a call with such an argument is left to PyTorch."""
+    in_cpp: str
+    in_schemas: str
+    """What PyTorch's operators call it."""
+
+
+_SIZES = "type({0}) not in _SEQUENCES or not {{*map(type, {0})}} <= _INT"
+_BOOLS = "type({0}) not in _SEQUENCES or [*map(type, {0})] != [bool] * {1}"
+TYPES: Mapping[str, Type] = {
+    "Tensor": Type("not isinstance({0}, Tensor)", "{0} is not a tensor", "const Tensor*", "Tensor"),
+    "int": Type("type({0}) is not int", "{0} is not an int", "std::int64_t", "int"),
+    "int[]": Type(_SIZES, "{0} is not a tuple or list of sizes", "Ints", "List[int]"),
+    "float": Type("type({0}) not in _NUMBERS", "{0} is not a number", "double", "float"),
+    "bool": Type("type({0}) is not bool", "{0} is not a bool", "bool", "bool"),
+    "bool[N]": Type(
+        _BOOLS, "{0} is not a tuple or list of as many bools as there may be", "std::array<bool, {1}>", "List[bool]"
+    ),
+    "ScalarType": Type("type({0}) is not _dtype", "{0} is not a dtype", "c10::ScalarType", "int"),
 }
-"""The reason for which a call is left to PyTorch whose argument is of another type, by that of the signature."""
+"""Types by what signatures call them."""
 DTYPES = {
     "float16": "at::kHalf", "bfloat16": "at::kBFloat16", "float32": "at::kFloat", "float64": "at::kDouble",
     "bool": "at::kBool", "uint8": "at::kByte", "int8": "at::kChar", "int16": "at::kShort", "int32": "at::kInt",
@@ -110,11 +129,38 @@ def locals_of(texts: Iterable[str]) -> Iterator[str]:
 
 def operator_call(text: str) -> tuple[str, list[tuple[str, str]]]:
     """The name of PyTorch's operator in a call such as "aten.softmax(input, dim=dim)", and what it is given: keywords, empty
-    where the place says it, with values."""
-    name, _, inner = text.partition("(")
-    parts = (part.partition("=") for part in inner.rstrip(")").split(","))
-    given = [(first.strip(), value.strip()) if equals else ("", first.strip()) for first, equals, value in parts]
-    return name.strip().removeprefix("aten."), given
+    where the place says it, with values. Raises SyntaxError, ValueError."""
+    node = parse(text)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or ast.unparse(node.func.value) != "aten":
+        raise ValueError("write aten.NAME(ARGUMENT, KEYWORD=ARGUMENT)")
+    given = [("", ast.unparse(value)) for value in node.args]
+    return node.func.attr, [*given, *((keyword.arg or "**", ast.unparse(keyword.value)) for keyword in node.keywords)]
+
+
+def schema_of(text: str, parameters: Parameters) -> tuple[bool, Mapping[str, bool]]:
+    """Of the overload that a call of PyTorch's operator is of: whether it takes symbolic sizes, and whether it takes None,
+    by what it is given. Raises ValueError where there is none."""
+    import torch
+
+    name, passed = operator_call(text)
+    own = [TYPES[parameters[value].kind].in_schemas if value in parameters else "" for _, value in passed]
+    _ = [in_cpp(value, parameters) for _, value in passed if value not in parameters]
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        raise ValueError(f"there is no aten.{name}")
+    for overload in (getattr(packet, one)._schema for one in packet.overloads()):
+        by_name, left = {a.name: a for a in overload.arguments}, [*overload.arguments]
+        taken = [by_name.get(keyword) if keyword else a for (keyword, _), a in zip(passed, left, strict=False)]
+        needed = {a.name for a in left if not a.has_default_value()} - {a.name for a in taken if a is not None}
+        types = ["" if a is None else str(a.type) for a in taken]
+        if len(types) == len(own) and not needed and all(map(_is_alike, own, types)):
+            return "SymInt" in str(overload), {v: t.startswith("Optional") for (_, v), t in zip(passed, types, strict=True)}
+    raise ValueError(f"no overload of aten.{name} takes such arguments")
+
+
+def _is_alike(own: str, theirs: str) -> bool:
+    """Whether what is given, of any type if that is empty, can be an argument of PyTorch's operator."""
+    return theirs in (own, f"Optional[{own}]") or bool(theirs and not own)
 
 
 def product(sizes: Iterable[str]) -> str:
@@ -147,16 +193,26 @@ def is_count(form: str, sizes: Sequence[str], tensors: Iterable[str], conditions
 
 def _equalities(text: str, given: str) -> Iterator[tuple[str, str]]:
     """What is equal, both ways round, where an expression is true and the argument `given` is not None."""
+    for node in _implied(text, given):
+        if isinstance(node, ast.Compare) and all(isinstance(operator, ast.Eq) for operator in node.ops):
+            for one, other in pairwise(map(ast.unparse, (node.left, *node.comparators))):
+                yield from ((one, other), (other, one))
+
+
+def is_implied(what: str, text: str, given: str) -> bool:
+    """Whether an expression is true where another one is, and the argument `given` is not None, as far as that says so."""
+    return any(ast.unparse(node) == what for node in _implied(text, given))
+
+
+def _implied(text: str, given: str) -> Iterator[ast.expr]:
     waiting = [parse(text)]
     while waiting:
         node = waiting.pop()
+        yield node
         if isinstance(node, ast.BoolOp):
             is_or = isinstance(node.op, ast.Or)
             sides = [side for side in node.values if not is_or or ast.unparse(side) != f"{given} is None"]
             waiting += sides if not is_or or len(sides) == 1 else []
-        elif isinstance(node, ast.Compare) and all(isinstance(operator, ast.Eq) for operator in node.ops):
-            for one, other in pairwise(map(ast.unparse, (node.left, *node.comparators))):
-                yield from ((one, other), (other, one))
 
 
 def _looked_at(text: str, attributes: tuple[str, ...]) -> Iterator[str]:
@@ -287,7 +343,7 @@ class _InCpp:
         (left, right), kind = self._all([node.left, node.right], *_NUMBERS)
         kind = "float" if kind == "float" else "int"
         if name := _ROUNDED.get(type(node.op)):
-            return _Code(f"{name}<{_TYPES[kind]}>({left}, {right})", kind)
+            return _Code(f"{name}<{TYPES[kind].in_cpp}>({left}, {right})", kind)
         return _Code(f"({left} {_OPERATORS[type(node.op)]} {right})", kind)
 
     def _ifexp(self, node: ast.IfExp) -> _Code:
@@ -372,7 +428,7 @@ class _InCpp:
                 return _Code(str(_since(node)).lower(), "bool")
             if name in ("min", "max") and len(node.args) > 1:
                 texts, kind = self._all(node.args, *_NUMBERS)
-                return _Code(reduce(lambda one, other: f"std::{name}<{_TYPES[kind]}>({one}, {other})", texts), kind)
+                return _Code(reduce(lambda one, other: f"std::{name}<{TYPES[kind].in_cpp}>({one}, {other})", texts), kind)
         kinds, kind, text = _CALLS.get(name, ((), "", ""))
         if not text or len(kinds) != len(node.args) or node.keywords:
             raise CodeError(f"{ast.unparse(node)} has no translation to C++")

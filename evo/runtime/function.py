@@ -21,26 +21,15 @@ from typing import Any
 import torch
 
 from . import frontend as shared
-from .dispatch import Dispatch
-from .expression import WRONG_TYPE, Parameter, in_python, locals_of, names_in, strides_in
+from .dispatch import BACKENDS, Dispatch
+from .expression import NO_VALUE, TYPES, Parameter, in_python, locals_of, names_in, strides_in
 from .judged import Judge
 from .native import ALL, NONE, PAY, Native
 from .native_code import native_code
 from .package import BACKWARD, Package
-from .statement import Bound, Function
+from .statement import Bound, Function, resolve
 
 _ALWAYS = ("also_serve", "build", "explain", "patch", "variants")
-_WRONG = {
-    "int": "type({0}) is not int",
-    "float": "type({0}) not in _NUMBERS",
-    "bool": "type({0}) is not bool",
-    "ScalarType": "type({0}) is not _dtype",
-    "int[]": "type({0}) not in _SEQUENCES or not {{*map(type, {0})}} <= _INT",
-    "bool[N]": "type({0}) not in _SEQUENCES or [*map(type, {0})] != [bool] * {1}",
-    "Tensor": "not isinstance({0}, Tensor)",
-}
-"""What is true of an argument of another type."""
-NO_VALUE = "an expression of the function's statement has no value for such arguments"
 
 
 def frontend_of(package: Package) -> ModuleType:
@@ -75,10 +64,7 @@ class _Launcher:
 
     def fill(self) -> None:
         function, m = self._function, self._module
-        original: Any = function.original
-        if isinstance(original, str):
-            path, _, name = original.rpartition(".")
-            original = getattr(import_module(path), name)  # as it is now: it may be replaced by ours later
+        original: Any = function.resolved
         text = "\n\n".join(self._parts())
         file = f"<{m.__name__}, of function.py>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -99,8 +85,7 @@ class _Launcher:
             own.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
         classes = {}
         for name, (parent, _) in function.modules.items():
-            path, _, of = parent.rpartition(".")
-            theirs = getattr(import_module(path), of)
+            theirs = resolve(parent)
             ours = type(name, (theirs,), {"forward": getattr(m, f"_forward_{name}"), "__module__": m.__name__})
             ours.__doc__ = f"As {parent}: same constructor, parameters and state_dict."
             classes[theirs] = ours
@@ -187,8 +172,8 @@ def explain({positional}):
         for name in self._bound.looked_at:
             parameter = self._parameters[name]
             given = f"{name} is not None and " if parameter.optional else ""
-            wrong = _WRONG[parameter.kind].format(name, parameter.length)
-            lines += [f"if {given}({wrong}):", f"    return {WRONG_TYPE[parameter.kind].format(name)!r}"]
+            wrong, reason = (text.format(name, parameter.length) for text in TYPES[parameter.kind][:2])
+            lines += [f"if {given}({wrong}):", f"    return {reason!r}"]
         lines += self._settled()
         first = self._bound.first
         for reason, text in self._bound.fits(of_tensors=False).items():
@@ -442,7 +427,7 @@ _CONSTANTS: Mapping[str, Any] = {
     "expands": lambda own, whole: (
         len(own) <= len(whole) and all(n in (1, size) for n, size in zip(own, whole[len(whole) - len(own) :], strict=True))
     ),
-    "backend": lambda name: _BACKENDS[name](),
+    "backend": lambda name: BACKENDS[name](),
     "RECORDING": shared.RECORDING,
     "_is_compiling": torch.compiler.is_compiling,
     "_empty_like": torch.empty_like,
@@ -451,12 +436,6 @@ _CONSTANTS: Mapping[str, Any] = {
     "_INT": {int},
     "_SEQUENCES": frozenset({tuple, list, torch.Size}),
     "_dtype": torch.dtype,
-}
-_BACKENDS: Mapping[str, Any] = {
-    "math": torch.backends.cuda.math_sdp_enabled,
-    "flash": torch.backends.cuda.flash_sdp_enabled,
-    "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
-    "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
 }
 
 

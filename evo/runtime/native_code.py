@@ -11,20 +11,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
-from .expression import WRONG_TYPE, Parameter, in_cpp, operator_call
+from .expression import NO_VALUE, TYPES, Parameter, in_cpp, operator_call, schema_of
 from .package import Package
 from .statement import Bound
 
-_FIELDS = {
-    "Tensor": "const Tensor*",
-    "int": "std::int64_t",
-    "int[]": "Ints",
-    "float": "double",
-    "bool": "bool",
-    "ScalarType": "c10::ScalarType",
-}
 _OPERANDS = {"Tensor": "const Tensor&", "int[]": "c10::SymIntArrayRef"}
 _SCALARS = {"int64": "std::int64_t", "int32": "std::int32_t", "float32": "float", "float64": "double"}
 
@@ -58,27 +48,9 @@ class _Writer:
         self._read = {name: function.parameters[name] for name in bound.looked_at}
         self._operands = {name: self._read[name] for name in function.operands if name in self._read}
         self._tensors, self._first, self._results = function.given_tensors, bound.first, bound.results
-        self._schema = self._find_schema()
-
-    def _find_schema(self) -> Mapping[str, bool] | None:
-        """Whether PyTorch's operator takes None, by argument of the function; None without an operator."""
-        self._suffix = ""
-        if not self._function.operator:
-            return None
-        name, passed = operator_call(self._function.operator)
-        names = [value for _, value in passed]
-        packet = getattr(torch.ops.aten, name)
-        for overload in (getattr(packet, one)._schema for one in packet.overloads()):
-            by_name = {a.name: str(a.type) for a in overload.arguments}
-            types = [
-                by_name.get(keyword) if keyword else str(a.type)
-                for (keyword, _), a in zip(passed, overload.arguments, strict=False)
-            ]
-            own = [self._function.parameters[n].type if n in self._function.parameters else "" for n in names]
-            if len(types) == len(names) and all(_alike(one, t) for one, t in zip(own, types, strict=True)):
-                self._suffix = "_symint" if "SymInt" in str(overload) else ""
-                return {n: str(t).startswith("Optional") for n, t in zip(names, types, strict=True)}
-        raise ValueError(f"operator {self._function.operator!r} of the function is none of PyTorch's")
+        schema = schema_of(function.operator, function.parameters) if function.operator else (False, None)
+        self._schema: Mapping[str, bool] | None = schema[1]
+        self._suffix = "_symint" if schema[0] else ""
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -115,7 +87,7 @@ class _Writer:
         yield from ("empty", "empty_like")
 
     def _field(self, parameter: Parameter) -> str:
-        kind = _FIELDS.get(parameter.type) or f"std::array<bool, {parameter.length}>"
+        kind = TYPES[parameter.kind].in_cpp.format(parameter.name, parameter.length)
         return f"std::optional<{kind}>" if parameter.optional and parameter.type != "Tensor" else kind
 
     def _struct(self) -> Iterator[str]:
@@ -176,7 +148,7 @@ class _Writer:
             if p.type == "Tensor":
                 yield f"    if ({given}!(a.{name}_ = plain_tensor(args[{i}]))) return NO_PLAIN_TENSOR;"
             else:
-                yield f"    if ({given}!read_as(args[{i}], a.{name}_)) return \"{WRONG_TYPE[p.kind].format(name)}\";"
+                yield f"    if ({given}!read_as(args[{i}], a.{name}_)) return \"{TYPES[p.kind].reason.format(name)}\";"
         yield "    return nullptr;\n}\n"
 
     def _misfit(self) -> Iterator[str]:
@@ -195,7 +167,8 @@ class _Writer:
             yield f"        if (const char* reason = unfit({{a.{name}_}})) return reason;"
         for reason, text in self._bound.fits(of_tensors=True).items():
             yield f"    if ({in_cpp(f'not ({text})', self._read)}) return {_quoted(reason)};"
-        yield "    problem_of(a);\n    return nullptr;\n} catch (const NoValue& none) {\n    return none.what();\n}\n"
+        yield "    problem_of(a);\n    return nullptr;"
+        yield f"}} catch (const NoValue&) {{\n    return {_quoted(NO_VALUE)};\n}}\n"
 
     def _problem(self) -> Iterator[str]:
         yield "Problem problem_of(const Arguments& a) {"
@@ -402,9 +375,3 @@ class _Writer:
 def _quoted(text: str) -> str:
     """A text in C++."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _alike(own: str, theirs: str | None) -> bool:
-    """Whether an argument of the function can be one of PyTorch's operator. theirs: as PyTorch names types."""
-    known = {"Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool", "ScalarType": "int", "int[]": "List[int]"}
-    return theirs is not None and (not own or theirs in (known[own], f"Optional[{known[own]}]"))

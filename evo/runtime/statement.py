@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
-from .expression import CodeError, Parameter, in_cpp, is_count, names_in, operator_call, product
+from .expression import (
+    TYPES,
+    CodeError,
+    Parameter,
+    in_cpp,
+    is_count,
+    is_implied,
+    names_in,
+    operator_call,
+    parse,
+    product,
+    schema_of,
+)
 
-_TYPES = ("Tensor", "int", "int[]", "float", "bool", "bool[N]", "ScalarType")
 _PARAMETER = re.compile(r"(?P<type>\w+(\[\d*\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
 _SIGNATURE = re.compile(r"(?P<name>\w+)\((?P<parameters>.*)\) -> (?P<results>Tensor|\(Tensor(, Tensor)*\))", re.DOTALL)
 _KNOWN = frozenset({"torch", "len", "prod", "min", "max", "since", "backend", "expands", "result", "gradient"})
 AUTOCAST = ("original", "lower", "float32")
+
+
+def resolve(path: str) -> Any:
+    """What a package such as PyTorch has by a path such as "torch.nn.Softmax". Raises ValueError."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (AttributeError, ImportError, ValueError):
+        raise ValueError(f"there is no {path}") from None
+
+
+def _faults_in(what: str, texts: Mapping[str, str], known: Collection[str], kind: str) -> Iterator[str]:
+    """What is wrong with expressions in a field; known: the names that they may use, each of which is a `kind`."""
+    for key, text in texts.items():
+        try:
+            unknown = [name for name in names_in(text) if name not in known]
+        except (SyntaxError, TypeError) as error:
+            yield f"`{what}` has for {key!r} {text!r}, which is no expression ({getattr(error, 'msg', 'it is no text')})"
+        else:
+            yield from (f"`{what}` has for {key!r} {text!r}, and {name!r} is no {kind}" for name in unknown)
+
+
+def _is_value(default: str | None) -> bool:
+    try:
+        return default is None or default.startswith("torch.") or ast.literal_eval(default) is not ...
+    except (SyntaxError, ValueError):
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,21 +136,20 @@ class Function:
         for what, name in [("tensors", n) for n in self.tensors.values()] + [("apart", n) for n in self.apart]:
             if name not in parameters or parameters[name].type != "Tensor":
                 raise ValueError(f"`{what}` names {name!r}, which is no Tensor in signature {self.signature!r}")
-        known = {*parameters, *_KNOWN}
         if taken := [name for name in (self.name, *parameters) if name in _KNOWN]:
             raise ValueError(f"signature {self.signature!r} has the name {taken[0]!r}, which expressions have already")
-        for what in ("sizes", "options", "fits", "expanded"):
-            for key, text in getattr(self, what).items():
-                try:
-                    unknown = [name for name in names_in(text) if name not in known]
-                except SyntaxError as error:
-                    raise ValueError(f"`{what}` has for {key!r} {text!r}, which is no expression ({error.msg})") from None
-                if unknown:
-                    raise ValueError(f"`{what}` has for {key!r} {text!r}, and {unknown[0]!r} is no argument of the function")
+        for what in ("sizes", "options", "fits", "expanded", "results", "passes"):
+            for fault in _faults_in(what, getattr(self, what), {*parameters, *_KNOWN}, "argument of the function"):
+                raise ValueError(fault)
 
     @property
     def name(self) -> str:
         return self.signature.strip().partition("(")[0]
+
+    @property
+    def resolved(self) -> Any:
+        """The original, as it is now: it may be replaced by ours later. Raises ValueError."""
+        return resolve(self.original) if isinstance(self.original, str) else self.original
 
     @property
     def path(self) -> str:
@@ -125,9 +167,11 @@ class Function:
                 keyword = True
                 continue
             part = _PARAMETER.fullmatch(text)
-            if part is None or re.sub(r"\[\d+\]", "[N]", part["type"]) not in _TYPES:
-                known = ", ".join(_TYPES)
+            if part is None or re.sub(r"\[\d+\]", "[N]", part["type"]) not in TYPES:
+                known = ", ".join(TYPES)
                 raise ValueError(f"{text!r} in signature {self.signature!r} is not TYPE NAME, with a type of {known}")
+            if part["name"] in found or not _is_value(part["default"]):
+                raise ValueError(f"{text!r} in signature {self.signature!r} is twice there, or its default is no value")
             found[part["name"]] = Parameter(part["name"], part["type"], bool(part["optional"]), part["default"], keyword)
         return found
 
@@ -178,13 +222,24 @@ class Bound:
         inputs = {a.name: a for a in kernel.arguments if a.kind == "input"}
         outputs = {a.name: a for a in kernel.arguments if a.kind == "output"}
         dimensions, options = {d.name for d in kernel.dimensions}, {*kernel.options}
+        arguments = function.parameters
         for what, named, known, kind in (
-            ("tensors", function.tensors, inputs, "input"),
-            ("results", function.results, outputs, "output"),
-            ("sizes", function.sizes, dimensions, "dimension"),
-            ("options", function.options, options, "option"),
+            ("tensors", function.tensors, inputs, "input of the kernel"),
+            ("results", function.results, outputs, "output of the kernel"),
+            ("sizes", function.sizes, dimensions, "dimension of the kernel"),
+            ("options", function.options, options, "option of the kernel"),
+            ("served", function.served, dimensions, "dimension of the kernel"),
+            ("timed", function.timed, options, "option of the kernel"),
+            ("data_decide", function.data_decide, options, "option of the kernel"),
+            ("call", function.call, {*arguments} - {*function.tensors.values()}, "argument beside the inputs of the kernel"),
+            ("passes", function.passes, arguments, "argument of the function"),
+            ("expanded", function.expanded, function.tensors.values(), "argument that is an input of the kernel"),
         ):
-            yield from (f"`{what}` names {name!r}, which is no {kind} of the kernel" for name in sorted({*named} - {*known}))
+            yield from (f"`{what}` names {name!r}, which is no {kind}" for name in sorted({*named} - {*known}))
+        of_kernel = {*dimensions, *options, "torch", *dir(builtins)}
+        for what, texts in (("call", function.call), ("served", function.served)):
+            yield from _faults_in(what, texts, of_kernel, "dimension or option of the kernel")
+        yield from self._faults_of_pytorch()
         needed = {"tensors": (n for n, a in inputs.items() if not a.optional and n not in function.tensors)}
         needed["sizes"] = (name for name in sorted(dimensions - {*function.sizes}))
         needed["results"] = (n for n, a in outputs.items() if not a.optional and n not in self.results)
@@ -209,17 +264,48 @@ class Bound:
         if all(name in self.apart for name in function.given_tensors):
             yield "no tensor among the arguments has the kernel's dtype, by which a variant is chosen"
         forms = (text for text in self.results.values() if text not in function.given_tensors)
-        for texts, kinds in (
+        for expressions, kinds in (
             (function.sizes.values(), ("int", "bool")),
             (self.options.values(), ("int", "float", "bool", "ScalarType")),
             ((f"not ({text})" for text in self._fits.values()), ("bool",)),
             ((*forms, *function.expanded.values()), ("int[]",)),
         ):
-            for text in texts:
+            for text in expressions:
                 try:
                     in_cpp(text, function.parameters, *kinds)
                 except CodeError as error:
                     yield f"in the expression {text.removeprefix('not ')!r} {error}"
+
+    def _faults_of_pytorch(self) -> Iterator[str]:
+        """What in the statement does not fit PyTorch."""
+        function, arguments = self.function, self.function.parameters
+        keywords = {name: name for name, p in arguments.items() if p.keyword}
+        try:
+            original = function.resolved
+            with suppress(ValueError):  # one that is not written in Python has no signature
+                inspect.signature(original).bind(*(name for name in arguments if name not in keywords), **keywords)
+        except (TypeError, ValueError) as error:
+            yield f"`original` is {function.original!r}, which does not take the arguments of the signature ({error})"
+        of_backward = {name: Parameter(name, "Tensor", False, None, False) for name in ("gradient", "result")}
+        for what, text, names in (
+            ("operator", function.operator, arguments), ("gradient", function.gradient, {**arguments, **of_backward}),
+        ):  # fmt: skip
+            try:
+                _ = text and schema_of(text, names)
+            except (SyntaxError, ValueError) as error:
+                yield f"`{what}` is {text!r}, which is no call of an operator of PyTorch's: {error}"
+                return
+        yield from (f"`operator` is given {n!r}, which is no argument" for n in function.operands if n not in arguments)
+        for name, (path, call) in function.modules.items():
+            try:
+                forward = inspect.signature(resolve(path).forward).parameters
+            except (AttributeError, TypeError, ValueError):
+                yield f"`modules` has for {name!r} {path!r}, which is no class of modules"
+                continue
+            yield from _faults_in("modules", {name: call}, {*forward, function.name}, f"parameter of the forward of {path}")
+            keys = [k.arg for n in ast.walk(parse(call)) if isinstance(n, ast.Call) for k in n.keywords]
+            wrong = [key for key in keys if key not in arguments]
+            yield from (f"`modules` has for {name!r} {call!r}, and {key!r} is no argument of the function" for key in wrong)
 
     @property
     def first(self) -> str:
@@ -329,8 +415,8 @@ class Bound:
 
     def is_made_dense(self, name: str) -> bool:
         """Whether an input that lies otherwise is copied, since no condition refuses it."""
-        is_dense = f"{self.inputs[name]}.is_contiguous()"
-        return self.is_gathered(name) and not any(is_dense in text for text in self.function.fits.values())
+        given, fits = self.inputs[name], self.function.fits.values()
+        return self.is_gathered(name) and not any(is_implied(f"{given}.is_contiguous()", text, given) for text in fits)
 
     def size(self, name: str) -> str:
         """An expression of a dimension, or of an option that is compiled in."""

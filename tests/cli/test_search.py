@@ -28,8 +28,12 @@ pytestmark = pytest.mark.slow
 PATIENCE_S = 200.0
 
 
+_IMPATIENT = "import evo.search.finals as f, evo.cli; f._MOST_PATIENCE_S = 0.0; evo.cli.main()"
+"""As in the process of the tests (tests/conftest.py)."""
+
+
 def evo_process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "evo", *arguments]
+    command = [sys.executable, "-c", _IMPATIENT, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
@@ -40,16 +44,15 @@ def evo(*arguments: str, **options: Any) -> Ended:
     return Ended(process.returncode, out, err)
 
 
-def test_a_grid_is_covered_and_its_export_serves_each_point_by_what_won_it(tmp_path: Path) -> None:
-    db = ("--db", str(tmp_path / "lineage.db"))
+def test_a_grid_is_covered_and_its_export_serves_each_point_by_what_won_it(here: Any, tmp_path: Path) -> None:
     words = ("--cover", "rows=16/64,cols=96,dtype=float32", "--evaluations", "4", "--finalists", "2", "--name", "few")
-    found = evo("search", "layernorm", "--target", "cpu", *words, *db)
+    found = here("search", "layernorm", "--target", "cpu", *words)
     assert found.code == 0, found.err
     assert re.search(r"\d variants? for 2 workloads: ", found.out)
-    told = evo("show", "few", "--json", *db).document["cover"]
+    told = here("show", "few", "--json").document["cover"]
     assert {p["workload"].partition(",cols")[0] for p in told["points"]} == {"rows=16", "rows=64"}
     out = tmp_path / "covered"
-    assert evo("export", "few", "--out", str(out), *db).code == 0
+    assert here("export", "few", "--out", str(out)).code == 0
     variants = manifest_of(out)["variants"]
     assert len(variants) == told["variants"]
     code = (
@@ -306,7 +309,7 @@ name = "long"
 priority = 1
 kernel = "./toy"
 target = "cpu"
-evaluations = 64
+evaluations = 32
 seed = 5
 sampler = "random"
 log = "night.jsonl"
@@ -347,7 +350,7 @@ def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any
         assert ended.code == 130, err
         assert err.strip().endswith("Continue with: evo search job.toml --finalists 4")
         interrupted = stored(tmp_path)
-        assert len(interrupted) < 64
+        assert len(interrupted) < 32
         process = evo_process("resume", "long", cwd=tmp_path)
         wait_for_candidates(tmp_path, len(interrupted) + 1)
         second = here("search", "./toy", "--target", "cpu", "--evaluations", "2")
@@ -358,17 +361,17 @@ def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any
         process.communicate()
     killed = stored(tmp_path)
     assert interrupted.items() <= killed.items()
-    ended = evo("search", "job.toml", "--json", cwd=tmp_path)
+    ended = here("search", "job.toml", "--json")
     assert ended.code == 0, ended.err
     long, short = ended.document["searches"]
     assert (long["run"], short["run"], short["candidates"]) == ("long", "short", 2)
     assert long["resumed_from"]["candidates"] == len(killed)
-    assert long["candidates"] == 64
+    assert long["candidates"] == 32
     told = [json.loads(line) for line in (tmp_path / "night.jsonl").read_text().splitlines()]
     assert [t["event"] for t in told if t["event"] in ("begun", "ended")] == ["begun", "ended"] * 2
     assert [t["text"] for t in told if t["event"] == "ended"] == ["interrupted", "evaluations done"]
     assert {t["run"] for t in told} == {"long"}
-    assert here("watch", "long").out.startswith("long: finished, 64 candidates (")
+    assert here("watch", "long").out.startswith("long: finished, 32 candidates (")
     again = here("search", "job.toml", "--evaluations", "2")
     assert again.code == 0
     for name, told in zip(("long", "short"), again.err.splitlines(), strict=True):
@@ -376,7 +379,7 @@ def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any
     (tmp_path / "job.toml").write_text(QUEUE.replace("./toy", "softmax"))
     assert "a run of that name that searches for something else" in here("search", "job.toml").sentence
     after = stored(tmp_path)
-    assert len(after) == 64
+    assert len(after) == 32
     assert killed.items() <= after.items()
     kinds = {verdict.split()[-1] for verdict in after.values()}
     assert kinds <= {"ok", "wrong", "same_code"}, "no candidate is blamed for the interruption"

@@ -121,3 +121,40 @@ def test_an_input_without_a_shape_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(STATEMENT.replace('kind="input", shape=("cols",)', 'kind="input"'))
     with pytest.raises(KernelError, match="input 'bias' has no shape; give it one, or the kernel its own"):
         load_kernel(str(tmp_path))
+
+
+COUNTED = """
+import torch
+
+from evo.problem.kernel import Argument, Kernel, LaunchPlan
+from evo.problem.space import Ordinal, Space
+
+KERNEL = Kernel(
+    name="counted",
+    dtypes={"cpu": ("float32",)},
+    arguments=(Argument(name="y", kind="output", shape=("n",)),),
+    options={"start": 1.0},
+    reference=lambda inputs, w: {"y": torch.arange(w.dim("n"), dtype=torch.float64) + w.option("start")},
+    workloads={"cpu": ("n=1000,dtype=float32",)},
+    space=Space(parameters=(Ordinal(name="unroll", values=(1, 2)),)),
+    plan=lambda target, point, workload: LaunchPlan(threads=1),
+)
+"""
+COUNTED_SOURCE = """
+extern "C" void counted(float* y, long long n, float start) {
+#pragma GCC unroll {{ p.unroll }}
+    for (long long i = 0; i < n; ++i) y[i] = start + i;
+}
+"""
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_kernel_without_inputs_has_a_gate_and_no_copy_to_compare_with(tmp_path: Path, right: bool) -> None:
+    (tmp_path / "kernel.py").write_text(COUNTED)
+    (tmp_path / "cpu.cpp.j2").write_text(COUNTED_SOURCE if right else COUNTED_SOURCE.replace("start + i", "1 + i"))
+    kernel, session = load_kernel(str(tmp_path)), find_target("cpu").open()
+    assert kernel.ceilings == ()
+    source = render(kernel, "cpu", Genome.of({"unroll": 1}), kernel.example("cpu"), "native")
+    loaded = session.load(compile_source(source, "native", tmp_path), "counted")
+    checks = Gate(kernel, "cpu", session, seed=3).run(loaded, {"unroll": 1}, kernel.cases("cpu", kernel.example("cpu")))
+    assert all(check.passed for check in checks) is right, checks

@@ -42,7 +42,8 @@ EXPRESSIONS = (
     "n if n else 5", "-scale * 2 + n", "-n", "-flag + n", "n * 1.5", "1e400", "-1e400 < scale", "1e-5", "flag + flag",
     # Division rounds down, and the rest has the divisor's sign.
     "n // 2", "n % 2", "n // -2", "n % -2", "scale // 0.4", "scale % 0.4", "scale // -0.4", "scale % -0.4",
-    "n // 0.5", "n % 0.3", "2 // n", "2 % n", "2.0 // n", "dim % x.ndim", "-1 % x.ndim", "9223372036854775807 // -1", "-scale // n",
+    "n // 0.5", "n % 0.3", "2 // n", "2 % n", "2.0 // n", "dim % x.ndim", "-1 % x.ndim",
+    "9223372036854775807 // -1", "-scale // n",
     # What may be None.
     "dim == -1", "dim != -1", "-1 == dim", "dim in (-1, x.ndim - 1)", "dim not in (-1, 0)", "eps == 0",
     "dim == n", "eps == dim", "dtype == x.dtype", "dtype != torch.float64", "w.shape != shape", "dim < 0",
@@ -60,8 +61,9 @@ EXPRESSIONS = (
 )  # fmt: skip
 REFUSED = (
     "eps or 1e-5", "n and flag", "flag is True", "dtype is torch.float32", "x == w", "not x",
-    "not x.shape", "x.shape < shape", "x.shape == 3", "dtype == 3", "x.shape + shape", "x.shape[::2]", "wanted[n]", "wanted[2]", "max(shape)",
-    "max(n)", "prod(n)", "len(x)", "backend('fast')", "since(2.7)", "x.numel(1)", "x.stride()", "max(n, key=n)", "n if flag else shape", "None",
+    "not x.shape", "x.shape < shape", "x.shape == 3", "dtype == 3", "x.shape + shape", "x.shape[::2]", "wanted[n]",
+    "wanted[2]", "max(shape)", "max(n)", "prod(n)", "len(x)", "backend('fast')", "since(2.7)", "x.numel(1)", "x.stride()",
+    "max(n, key=n)", "n if flag else shape", "None",
     "(n, 0.5)", "n == None", "x.is_contiguous(n)", "9223372036854775808", "n in shape", "+n", "~n", "n ** 2",
     "n / 2", "len()", "(1, *shape)", "dtype < dtype", "x.len(shape)", "numel()", "torch", "x", "not dtype",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,12 +38,17 @@ WRONG: dict[str, dict[str, Any]] = {
     "`sizes` has for 'n' 'y.numel()', and 'y' is no argument": {"sizes": {"n": "y.numel()"}},
     r"`fits` has for 'why' 'x.shape ===', which is no expression": {"fits": {"why": "x.shape ==="}},
     "autocast is 'half'": {"autocast": "half"},
+    "`results` has for 'y' 'v', and 'v' is no argument": {"results": {"y": "v"}},
+    "`passes` has for 'scale' 'scales', and 'scales' is no argument": {"passes": {"scale": "scales"}},
+    "`sizes` has for 'n' 3, which is no expression (it is no text)": {"sizes": {"n": 3}},
+    "'Tensor x' in signature": {"signature": "f(Tensor x, Tensor x) -> Tensor"},
+    "'int? dim=none' in signature": {"signature": "f(Tensor x, int? dim=none) -> Tensor"},
 }
 
 
 @pytest.mark.parametrize("said", WRONG)
 def test_a_statement_that_contradicts_itself_is_refused_with_what_is_wrong(said: str) -> None:
-    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(ValueError, match=re.escape(said)):
         Function(**{**STATED, **WRONG[said]})
 
 
@@ -308,6 +314,22 @@ def test_a_tensor_is_asked_for_its_elements_unless_the_statement_says_how_many_t
     assert [text for text in found.values() if text not in fits.values()] == asked
 
 
+DENSE = {
+    "a.is_contiguous()": False,
+    "a is None or a.ndim == 1 and a.is_contiguous()": False,
+    "a.is_contiguous() or a.ndim == 1": True,
+    "not a.is_contiguous()": True,
+    "ba.is_contiguous()": True,
+}
+
+
+@pytest.mark.parametrize("text", DENSE)
+def test_a_tensor_is_copied_unless_a_condition_refuses_one_that_is_not_dense(text: str) -> None:
+    kernel = SimpleNamespace(arguments=[Argument(name="x", kind="input", shape=("n",))])
+    stated = {**STATED, "signature": "f(Tensor a, Tensor ba) -> Tensor", "tensors": {"x": "a"}, "sizes": {"n": "a.numel()"}}
+    assert Bound(Function(**stated, fits={"why": text}), kernel).is_made_dense("x") is DENSE[text]
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_shipped_functions_say_all_that_their_calls_are_asked(name: str) -> None:
     kernel = load_kernel(name)
@@ -335,6 +357,55 @@ FAULTS = {
     "fails on import: ValueError: `fits` has for": ("not device", "not divice"),
     "must define FUNCTION": ("FUNCTION =", "FUNCTIONS ="),
 }
+
+
+TYPOS: dict[str, dict[str, Any]] = {
+    "`original` is 'torch.softmaxx', which does not take the arguments of the signature (there is no torch.softmaxx)": {
+        "original": "torch.softmaxx"
+    },
+    "`original` is 'softmax', which does not take": {"original": "softmax"},
+    "which does not take the arguments of the signature (too many positional arguments)": {
+        "original": "torch.nn.functional.relu"
+    },
+    "`operator` is 'softmax(input, dim)', which is no call of an operator of PyTorch's: write aten.NAME": {
+        "operator": "softmax(input, dim)"
+    },
+    "`operator` is 'aten.softmaxx(input, dim)', which is no call of an operator of PyTorch's: there is no": {
+        "operator": "aten.softmaxx(input, dim)"
+    },
+    "dims is no argument of the function": {"operator": "aten.softmax(input, dims)"},
+    "no overload of aten.softmax takes such arguments": {"operator": "aten.softmax(dim, input)"},
+    "`gradient` is 'aten._softmax_backward_dat(gradient, result, dim, input.dtype)', which is no call": {
+        "gradient": "aten._softmax_backward_dat(gradient, result, dim, input.dtype)"
+    },
+    "`modules` has for 'Softmax' 'torch.nn.Softmaxx', which is no class of modules": {
+        "modules": {"Softmax": ("torch.nn.Softmaxx", "softmax(input, self.dim)")}
+    },
+    "and 'softmaxx' is no parameter of the forward of torch.nn.Softmax": {
+        "modules": {"Softmax": ("torch.nn.Softmax", "softmaxx(input, self.dim)")}
+    },
+    "and 'dims' is no argument of the function": {
+        "modules": {"Softmax": ("torch.nn.Softmax", "softmax(input, dims=self.dim)")}
+    },
+    "`passes` names '_stacklevl', which is no argument of the function": {"passes": {"_stacklevl": "1", "_stacklevel": "1"}},
+    "`served` names 'rowz', which is no dimension of the kernel": {"served": {"rowz": "1"}},
+    "`served` has for 'rows' 'colz', and 'colz' is no dimension or option of the kernel": {"served": {"rows": "colz"}},
+    "`timed` names 'mask', which is no option of the kernel": {"timed": {"mask": 1}},
+    "`data_decide` names 'mask', which is no option of the kernel": {"data_decide": ("mask",)},
+    "`call` names 'dims', which is no argument beside the inputs of the kernel": {"call": {"dims": "-1"}},
+    "`call` has for 'dim' 'colz - 1', and 'colz' is no dimension or option of the kernel": {"call": {"dim": "colz - 1"}},
+    "`call` has for 'dim' -1, which is no expression (it is no text)": {"call": {"dim": -1}},
+    "`options` names 'eps', which is no option of the kernel": {"options": {"eps": "1.0"}},
+    "`expanded` names 'dim', which is no argument that is an input of the kernel": {"expanded": {"dim": "input.shape"}},
+}
+
+
+@pytest.mark.parametrize("said", TYPOS)
+def test_a_misspelt_name_is_found_when_a_statement_is_loaded(said: str) -> None:
+    kernel = load_kernel("softmax")
+    function = load_function(kernel)
+    assert function is not None
+    assert said in next(Bound(replace(function, **TYPOS[said]), kernel).faults())
 
 
 @pytest.mark.parametrize("said", FAULTS)
