@@ -107,14 +107,14 @@ def call_stated(kernel: Kernel, what: str, function: Callable[..., Any], *given:
 
 
 def told(folder: Path, what: str, error: BaseException) -> KernelError:
-    """The error for what the code in a kernel's folder has raised, with where it was, and the way there if it has steps."""
+    """The error for what the code in a kernel's folder has raised, with where it was, and the way there from the top of a file."""
     frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not f.filename.startswith(("<", _HERE))]
     own = [f for f in frames if _is_own(Path(f.filename), folder)] or frames[-1:]
     where = f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else folder / "kernel.py"
     if isinstance(error, SyntaxError) and error.filename:
         where = error.filename
     raised = f"{type(error).__name__}: {error}".rstrip(": ")
-    way = traceback.format_list(own) if len(own) > 1 else ()
+    way = () if [f.name for f in own] == ["<module>"] else traceback.format_list(own)
     return KernelError("".join((f"{where}: {what} {raised}\n", *way)).rstrip())
 
 
