@@ -107,7 +107,8 @@ def call_stated(kernel: Kernel, what: str, function: Callable[..., Any], *given:
 
 
 def told(folder: Path, what: str, error: BaseException) -> KernelError:
-    """The error for what the code in a kernel's folder has raised, with where it was, and the way there from the top of a file."""
+    """The error for what the code in a kernel's folder has raised, with where it was, and the way there if it has
+    steps."""
     frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if not f.filename.startswith(("<", _HERE))]
     own = [f for f in frames if _is_own(Path(f.filename), folder)] or frames[-1:]
     where = f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else folder / "kernel.py"

@@ -127,7 +127,8 @@ def _show(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, An
         print(text, end="")
         return {"source": text}, 0
     variants = _variants(frontend, every=False)
-    print(f"{package.kernel['title']}, in place of {package.kernel['replaces'] or 'its own'}")
+    replaced = package.kernel["replaces"]
+    print(f"{package.kernel['title']}, in place of {replaced}" if replaced else package.kernel["title"])
     print(f"exported by evo {package.manifest['evo_version']} at {package.manifest['exported_at']}")
     if hasattr(frontend, "NATIVE"):
         print(f"native launcher: {frontend.NATIVE.reason or 'in use'}")
@@ -173,7 +174,7 @@ def _summary(found: list[Verdict]) -> str:
     wrong = sum(bool(c.reason) for c in found)
     own = [c for c in found if c.on_variant]
     worst = max(own, key=lambda c: c.error, default=None)
-    errors = f"error {worst.error:.3g}, PyTorch's {worst.torch_error:.3g}" if worst else "NO CASE USED IT"
+    errors = f"largest error {worst.error:.3g}, PyTorch's {worst.torch_error:.3g}" if worst else "NO CASE USED IT"
     cases = f"{len(own)} cases on it, {len(found) - len(own)} left to PyTorch"
     return f"{f'{wrong} WRONG' if wrong else 'right'}: {cases}; {errors}"
 
