@@ -75,6 +75,15 @@ def test_what_would_mean_something_else_or_nothing_is_refused(text: str) -> None
         in_cpp(text, FUNCTION.parameters, "int", "int[]", "float", "bool", "ScalarType")
 
 
+def test_sizes_that_may_be_none_equal_no_others_then() -> None:
+    parameters = Function(
+        signature="f(Tensor x, int[]? sizes) -> Tensor", original="torch.add", tensors={"x": "x"}, sizes={"n": "x.numel()"}
+    ).parameters
+    code = "(a.sizes_ && (*a.x_).sizes() == c10::IntArrayRef(there(a.sizes_)))"
+    assert in_cpp("x.shape == sizes", parameters) == code
+    assert in_cpp("x.shape != sizes", parameters) == f"!{code}"
+
+
 def _in_python(text: str, args: tuple[Any, ...]) -> Any:
     """The value, or None where there is none."""
     space = {"torch": torch, **_CONSTANTS, **dict(zip(FUNCTION.parameters, args, strict=True))}
