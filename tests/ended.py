@@ -14,6 +14,9 @@ import pytest
 
 from evo.cli import run as run_command
 
+EVO = ("-c", "import evo.search.finals as f, evo.cli; f._MOST_PATIENCE_S = 0.0; evo.cli.main()")
+"""Python's arguments for a command whose finals do not wait for a quiet machine, as in this process (tests/conftest.py)."""
+
 
 @dataclass(frozen=True)
 class Ended:

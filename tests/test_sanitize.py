@@ -26,7 +26,7 @@ from evo.sanitize import Report, choose_tools, sanitize
 from evo.targets import find_target
 from evo.targets._sanitizers import find_compute_sanitizer, read_report
 from evo.testing.toy_kernel import build_request, write_kernel
-from tests.ended import run_here, run_python
+from tests.ended import EVO, run_here, run_python
 from tests.landscape import random_search
 from tests.lineage import samples as s
 
@@ -328,7 +328,7 @@ def test_a_tool_refuses_no_candidate_where_it(
     (tmp_path / "broken.so").write_text("no library")
     where = str(tmp_path / libasan) if libasan == "broken.so" else libasan
     path = without_libasan(tmp_path, where) if libasan else os.environ["PATH"]
-    ended = run_python(tmp_path, "-m", "evo", *search_for(toy, mode, tmp_path), *options, PATH=path, COLUMNS="300")
+    ended = run_python(tmp_path, *EVO, *search_for(toy, mode, tmp_path), *options, PATH=path, COLUMNS="300")
     assert ended.returncode == 0, ended
     (remark,) = (line for line in ended.stdout.splitlines() if "not checked for memory errors" in line)
     assert told in remark

@@ -18,6 +18,7 @@ import pytest
 
 from evo.lineage.store import Store
 from evo.testing.toy_kernel import TEMPLATE, write_kernel
+from tests.ended import EVO
 from tests.report.recorded import Plan, record_run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,7 +43,7 @@ class Searching:
         self.output = (folder / "output").open("w+")
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.tmp), "HOME": str(folder)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "evo", *words, "--db", str(self.db)],
+            [sys.executable, *EVO, *words, "--db", str(self.db)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=self.output,

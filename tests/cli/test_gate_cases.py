@@ -15,6 +15,17 @@ from tests.adversaries.trial import FOLDER
 FLAT = FOLDER / "flat"
 PLANTED = "loses_nan_and_wrong_for_widths_of_no_power_of_two"
 
+_COMMANDS = """
+import sys
+import evo.search.finals
+from evo.cli import run
+evo.search.finals._MOST_PATIENCE_S = 0.0
+for number, words in enumerate(sys.argv[1:]):
+    print(end="\\0" if number else "", flush=True)
+    assert run(words.split()) == 0
+"""
+"""Commands in one process, which starts once."""
+
 
 def test_what_only_rare_sizes_show_is_refused_by_check_and_by_finals(here: Any) -> None:
     checked = here("check", str(FLAT), "--target", "cpu", "--json")
@@ -59,21 +70,18 @@ def test_cases_that_cannot_be_run_are_told_also_where_all_others_passed(tmp_path
         '    default={"cheat": "honest"}))\n'
     )
 
-    def ended(words: str) -> str:
-        limited = f"ulimit -v {24 << 20}; exec {sys.executable} -m evo {words}"
-        where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "500"}
-        done = subprocess.run(["sh", "-c", limited], cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done
-        return done.stdout
-
+    searching = "search wide --target cpu --evaluations 1 --name one"
+    words = ("check wide --target cpu --cases 2", searching, "check one --cases 2 --json")
+    limited = ["sh", "-c", f"ulimit -v {24 << 20}; exec {sys.executable} -c '{_COMMANDS}' \"$@\"", "sh", *words]
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "500"}
+    done = subprocess.run(limited, cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    checked, searched, document = done.stdout.split("\0")
     beyond = "batch=65536,heads=1,rows=1,cols=1,dtype=float32,data=normal"
-    assert f"2 cases not run: a grid that cannot be launched is left to PyTorch; the first: {beyond}\n" in ended(
-        "check wide --target cpu --cases 2"
-    )
-    searched = ended("search wide --target cpu --evaluations 1 --name one")
+    assert f"2 cases not run: a grid that cannot be launched is left to PyTorch; the first: {beyond}\n" in checked
     assert "the winner was not checked for offsets beyond 32 bits along x_batch, x_head, x_row, y_batch," in searched
     assert "the winner was not checked for memory errors: " in searched, "a sanitizer takes more"
-    (workload,) = json.loads(ended("check one --cases 2 --json"))["workloads"]
+    (workload,) = json.loads(document)["workloads"]
     far = {case.partition(",far=")[2] for case, reason in workload["left_out"].items() if reason == "no memory"}
     assert far == {f"{tensor}_{axis}" for tensor in "xy" for axis in ("batch", "head", "row")}
     assert sum(",far=mask_" in case["case"] for case in workload["cases"]) == 8

@@ -74,9 +74,7 @@ def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any,
     taken = here("new", "layernorm")
     assert (taken.code, (tmp_path / "layernorm").exists()) == (2, False)
     assert "'layernorm' is the name of a kernel that comes with evo" in taken.sentence
-    searched = here(
-        "search", "mine", "--target", "cpu", "--workload", small, "--evaluations", "3", "--finalists", "1"
-    )
+    searched = here("search", "mine", "--target", "cpu", "--workload", small, "--evaluations", "1")
     assert searched.code == 0, searched.out
     assert here("export", "latest", "--out", "exported").code == 0
     checked = run_python(tmp_path, "-m", "exported", "check")

@@ -20,7 +20,7 @@ from evo import cli
 from evo.cli import run as run_command
 from evo.errors import UsageError
 from evo.testing.toy_kernel import TEMPLATE, write_kernel
-from tests.ended import Ended
+from tests.ended import EVO, Ended
 from tests.export.exports import manifest_of
 
 pytestmark = pytest.mark.slow
@@ -28,12 +28,8 @@ pytestmark = pytest.mark.slow
 PATIENCE_S = 200.0
 
 
-_IMPATIENT = "import evo.search.finals as f, evo.cli; f._MOST_PATIENCE_S = 0.0; evo.cli.main()"
-"""As in the process of the tests (tests/conftest.py)."""
-
-
 def evo_process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", _IMPATIENT, *arguments]
+    command = [sys.executable, *EVO, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
