@@ -89,8 +89,8 @@ def _workload_record(outcome: Outcome, run: RunFinals, task: int, before_search_
 
 
 def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str, dict[str, float]]:
-    """The times at which the search first reached each speed-up. reached_s: seconds from the start of this command;
-    reached_before_s: seconds of searching, for those before the run was resumed."""
+    """The seconds after which the search first reached each speed-up, by speed-up ("1.1x"). reached_s: since this command
+    started. reached_before_s: seconds of search, for what an earlier command of this run had reached."""
     reached, before = {}, {}
     known = [i for i in outcome.search.progress.improvements if i.task == task]
     for milestone in MILESTONES:

@@ -164,7 +164,8 @@ class _Merging:
             self._ours.execute(update(TASK).where(*where), {"winner_id": winner})
 
     def _insert(self, table: Table, rows: list[Row], shift: int) -> None:
-        """Inserts rows of the source, with the artefacts that they refer to."""
+        """Inserts rows of the source, which it changes, after the artefacts that they refer to. shift: what is added to keys
+        of candidates in them, from the source's to the target's."""
         referred = (row.get("source_sha") or row.get("binary_sha") for row in rows)
         wanted = {digest for digest in referred if digest is not None}
         while lacking := wanted - known_artefacts(self._ours, wanted):

@@ -114,7 +114,8 @@ def unpack(data: bytes, base: bytes | None = None) -> bytes:
 
 
 def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str, bytes]:
-    """Stored sources and code by sha256, without those not kept. Raises EngineError for data that cannot be read."""
+    """The stored sources and code with these digests, by digest; one that the database does not have is left out. Raises
+    EngineError for data that cannot be read."""
     a = m.Artefact
     rows = list(rows_of(connection, select(a.sha256, a.base_sha, a.data), digests, a.sha256))
     needed = {row.base_sha for row in rows if row.base_sha is not None}

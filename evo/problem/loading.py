@@ -103,7 +103,7 @@ def _sources() -> frozenset[str]:
     return frozenset({".j2"}.union(*((notation.suffix, *notation.headers) for notation in own_notations())))
 
 
-_COMPUTED = r"\{\{.*?\}\}|\{%.*%\}"
+_COMPUTED = r"(?>\{\{.*?\}\})|(?>\{%.*%\})"
 _QUOTED = re.compile(rf"""["'<]((?:{_COMPUTED}|[\w./+-])+)(?=["'>])""")
 """What may be the name of a file: _shared/row.cuh, or _shared/mma{{ "_half" if p.half }}.cuh."""
 _INCLUDE = re.compile(rf"""#\s*include\s*["<]((?:{_COMPUTED}|[^">\n])+)""")
@@ -171,10 +171,10 @@ def _named_in(name: str, content: bytes) -> frozenset[tuple[str, ...]]:
         if asked.lstrip("([ ")[:1] not in "\"'":
             named.add("*")
     places = [*named, *("/".join([*own, part]) for part in named)]
-    for dots, module, names, plain in _IMPORT.findall(re.sub(r"#[^\n]*", "", text)) if name.endswith(".py") else ():
+    for dots, module, names, plain in _IMPORT.findall(re.sub(r"#[^\n]*|\\\n", "", text)) if name.endswith(".py") else ():
         package = [*(own[: len(own) + 1 - len(dots)] if dots else ()), *filter(None, module.split("."))]
         imported = [[*package, each] for each in re.findall(r"\w+", names)]
-        for parts in (*imported, *(part.split()[0].split(".") for part in plain.split(",") if part.strip())):
+        for parts in (package, *imported, *(part.split()[0].split(".") for part in plain.split(",") if part.strip())):
             for module in ("/".join(parts[:i]) for i in range(1, len(parts) + 1) if dots or parts[0] != "evo"):
                 places += [f"{module}.py", f"{module}/__init__.py"]
     parted = (tuple(posixpath.normpath(re.sub(r"\*+", "*", place)).split("/")) for place in places if place)

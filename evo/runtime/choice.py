@@ -1,4 +1,5 @@
-"""Which variant a problem takes, and of its builds (machine code for several architectures, PTX, a source), which one.
+"""Which variant a problem takes, and of its builds (machine code for several architectures, PTX, a source), which one. The
+variant is the one that was tuned at the nearest sizes.
 
 On a GPU: machine code of its very architecture, else of an earlier one of its generation (sm_80 runs on 8.6), the latest
 such; else PTX or a source, the latest that it runs. On a CPU: code that uses the most of its instructions.

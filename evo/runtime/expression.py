@@ -149,18 +149,19 @@ def schema_of(text: str, parameters: Parameters) -> tuple[bool, Mapping[str, boo
     if packet is None:
         raise ValueError(f"there is no aten.{name}")
     for overload in (getattr(packet, one)._schema for one in packet.overloads()):
-        by_name, left = {a.name: a for a in overload.arguments}, [*overload.arguments]
-        taken = [by_name.get(keyword) if keyword else a for (keyword, _), a in zip(passed, left, strict=False)]
+        left = [*overload.arguments]  # in C++ all are given by their places
+        taken = [a if keyword in ("", a.name) else None for (keyword, _), a in zip(passed, left, strict=False)]
         needed = {a.name for a in left if not a.has_default_value()} - {a.name for a in taken if a is not None}
         types = ["" if a is None else str(a.type) for a in taken]
         if len(types) == len(own) and not needed and all(map(_is_alike, own, types)):
             return "SymInt" in str(overload), {v: t.startswith("Optional") for (_, v), t in zip(passed, types, strict=True)}
-    raise ValueError(f"no overload of aten.{name} takes such arguments")
+    raise ValueError(f"no overload of aten.{name} takes such arguments, in this order and without a gap")
 
 
 def _is_alike(own: str, theirs: str) -> bool:
     """Whether what is given, of any type if that is empty, can be an argument of PyTorch's operator."""
-    return theirs in (own, f"Optional[{own}]") or bool(theirs and not own)
+    numbers = theirs == "number" and own in ("int", "float", "bool")  # as Scalar is called here
+    return theirs in (own, f"Optional[{own}]") or numbers or bool(theirs and not own)
 
 
 def product(sizes: Iterable[str]) -> str:

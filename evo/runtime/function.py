@@ -8,6 +8,7 @@ launcher; judged.py has the calls by which variants are judged.
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,9 +28,7 @@ from .judged import Judge
 from .native import ALL, NONE, PAY, Native
 from .native_code import native_code
 from .package import BACKWARD, Package
-from .statement import Bound, Function, resolve
-
-_ALWAYS = ("also_serve", "build", "explain", "patch", "variants")
+from .statement import OFFERED, Bound, Function, resolve
 
 
 def frontend_of(package: Package) -> ModuleType:
@@ -104,7 +103,7 @@ class _Launcher:
         m.also_serve, m.build = partial(_also_serve, m), partial(_build, m)  # type: ignore[attr-defined]
         m.also_serve.__doc__, m.build.__doc__ = _also_serve.__doc__, _build.__doc__
         m.variants = m.DISPATCH.variants  # type: ignore[attr-defined]
-        m.__all__ = sorted({function.name, *function.modules, *_ALWAYS})  # type: ignore[attr-defined]
+        m.__all__ = sorted({function.name, *function.modules, *OFFERED})  # type: ignore[attr-defined]
 
     # -- the text -------------------------------------------------------------------------------------------------
 
@@ -112,9 +111,15 @@ class _Launcher:
         function = self._function
         names, looked = ", ".join(self._parameters), ", ".join(self._bound.looked_at)
         original = f"_pytorchs({', '.join(self._passed())})"
+        declared, more = function.declared, ""
+        if self._takes_more():
+            declared = f"{declared.replace('*, ', '*_more, ') if '*, ' in declared else f'{declared}, *_more'}, **_named"
+            places = ", ".join(name for name, p in self._parameters.items() if not p.keyword)
+            named = "".join(f"{name}={name}, " for name, p in self._parameters.items() if p.keyword)
+            more = f"    if _more or _named:\n        return _pytorchs({places}, *_more, {named}**_named)\n"
         yield f"""\
-def {function.name}({function.declared}):
-    if _is_compiling():
+def {function.name}({declared}):
+{more}    if _is_compiling():
         _found = _compiled({names})
     elif _call is not None:
         _found = _call({looked})
@@ -160,6 +165,13 @@ def explain({positional}):
     @staticmethod
     def _head(parameter: Parameter) -> str:
         return parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
+
+    def _takes_more(self) -> bool:
+        """Whether PyTorch's function has arguments that the signature lacks: calls with these are its own."""
+        try:
+            return len(inspect.signature(self._function.resolved).parameters) > len(self._parameters)
+        except ValueError:  # one that is not written in Python
+            return False
 
     def _passed(self) -> Iterator[str]:
         for name, parameter in self._parameters.items():
@@ -485,7 +497,8 @@ def _also_serve(
 
 def _patch_of(module: Any, function: Function, classes: Mapping[type, type]) -> Any:
     def functions() -> dict[str, Any]:
-        return {function.name: getattr(module, function.name)} if function.path.startswith("torch.nn.functional.") else {}
+        place, _, name = function.path.rpartition(".")
+        return {name: getattr(module, function.name)} if place == "torch.nn.functional" else {}
 
     if not classes:
 

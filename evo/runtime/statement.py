@@ -29,8 +29,12 @@ from .expression import (
 
 _PARAMETER = re.compile(r"(?P<type>\w+(\[\d*\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
 _SIGNATURE = re.compile(r"(?P<name>\w+)\((?P<parameters>.*)\) -> (?P<results>Tensor|\(Tensor(, Tensor)*\))", re.DOTALL)
+_MADE = ("{}_shape", "{}_stride", "at_{}", "stride_{}")
+"""Names that the Python launcher makes of a tensor's."""
 _KNOWN = frozenset({"torch", "len", "prod", "min", "max", "since", "backend", "expands", "result", "gradient"})
 AUTOCAST = ("original", "lower", "float32")
+OFFERED = ("also_serve", "build", "explain", "patch", "variants")
+"""What a package offers beside its function."""
 
 
 def resolve(path: str) -> Any:
@@ -136,8 +140,14 @@ class Function:
         for what, name in [("tensors", n) for n in self.tensors.values()] + [("apart", n) for n in self.apart]:
             if name not in parameters or parameters[name].type != "Tensor":
                 raise ValueError(f"`{what}` names {name!r}, which is no Tensor in signature {self.signature!r}")
-        if taken := [name for name in (self.name, *parameters) if name in _KNOWN]:
-            raise ValueError(f"signature {self.signature!r} has the name {taken[0]!r}, which expressions have already")
+        made = [form.format(name) for name in self.given_tensors for form in _MADE]
+        if taken := [name for name in (self.name, *parameters) if name in {*_KNOWN, *made} or self.name in OFFERED]:
+            raise ValueError(f"signature {self.signature!r} has the name {taken[0]!r}, which the launchers have already")
+        for head in (self.declared, self.declared.replace("*, ", "")):  # some functions are given all by position
+            try:
+                ast.parse(f"def {self.name}({head}): pass")
+            except SyntaxError as error:
+                raise ValueError(f"signature {self.signature!r} is none of Python's: {error.msg}") from None
         for what in ("sizes", "options", "fits", "expanded", "results", "passes"):
             for fault in _faults_in(what, getattr(self, what), {*parameters, *_KNOWN}, "argument of the function"):
                 raise ValueError(fault)
@@ -170,8 +180,10 @@ class Function:
             if part is None or re.sub(r"\[\d+\]", "[N]", part["type"]) not in TYPES:
                 known = ", ".join(TYPES)
                 raise ValueError(f"{text!r} in signature {self.signature!r} is not TYPE NAME, with a type of {known}")
-            if part["name"] in found or not _is_value(part["default"]):
-                raise ValueError(f"{text!r} in signature {self.signature!r} is twice there, or its default is no value")
+            if part["name"] in found:
+                raise ValueError(f"{part['name']!r} is twice in signature {self.signature!r}")
+            if not _is_value(part["default"]):
+                raise ValueError(f"{text!r} in signature {self.signature!r} has a default that Python cannot read")
             found[part["name"]] = Parameter(part["name"], part["type"], bool(part["optional"]), part["default"], keyword)
         return found
 

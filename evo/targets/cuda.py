@@ -1,7 +1,7 @@
 """NVIDIA GPUs, through the CUDA driver.
 
-Architectures: sm_89 (also sm_90a and the like) is machine code for one kind of GPU; compute_89 is PTX that
-the driver compiles when it loads it, for any GPU at least as new.
+Architectures: sm_89 is machine code for GPUs of compute capability 8.9 and later ones of that generation, sm_90a for 9.0
+alone; compute_89 is PTX, which the driver compiles when it loads it, for any GPU at least as new.
 """
 
 import ctypes

@@ -19,6 +19,7 @@ from evo.problem.kernel import Argument
 from evo.problem.loading import load_function, load_kernel
 from evo.runtime.expression import CodeError, Parameter, in_cpp, in_python
 from evo.runtime.statement import Bound
+from tests.ended import run_python
 from tests.export.exports import request_for
 from tests.runtime.conftest import Importer
 
@@ -41,7 +42,11 @@ WRONG: dict[str, dict[str, Any]] = {
     "`results` has for 'y' 'v', and 'v' is no argument": {"results": {"y": "v"}},
     "`passes` has for 'scale' 'scales', and 'scales' is no argument": {"passes": {"scale": "scales"}},
     "`sizes` has for 'n' 3, which is no expression (it is no text)": {"sizes": {"n": 3}},
-    "'Tensor x' in signature": {"signature": "f(Tensor x, Tensor x) -> Tensor"},
+    "'x' is twice in signature": {"signature": "f(Tensor x, Tensor x) -> Tensor"},
+    "has the name 'x_shape', which the launchers have": {"signature": "f(Tensor x, int[] x_shape) -> Tensor"},
+    "has the name 'build', which the launchers have": {"signature": "build(Tensor x) -> Tensor"},
+    "is none of Python's: ": {"signature": "f(Tensor x, int a=1, int b) -> Tensor"},
+    "is none of Python's: invalid": {"signature": "f(Tensor x, float lambda=1.0) -> Tensor"},
     "'int? dim=none' in signature": {"signature": "f(Tensor x, int? dim=none) -> Tensor"},
 }
 
@@ -151,6 +156,22 @@ KERNEL = Kernel(
     reference=reference,
     workloads={"cpu": ("rows=64,cols=96,dtype=float32",)},
     space=Space(parameters=(Ordinal(name="unroll", values=(1, 2)),)),
+    plan=lambda target, point, workload: LaunchPlan(threads=1),
+)
+"""
+ONE_AXIS = """
+import torch
+
+from evo.problem.kernel import Argument, Kernel, LaunchPlan
+from evo.problem.space import Space
+
+KERNEL = Kernel(
+    name="quick",
+    dtypes={"cpu": ("float32",)},
+    arguments=(Argument(name="x", kind="input", shape=("n",)), Argument(name="y", kind="output", shape=("n",))),
+    reference=lambda inputs, workload: torch.nn.functional.silu(inputs["x"]),
+    workloads={"cpu": ("n=64,dtype=float32",)},
+    space=Space(parameters=()),
     plan=lambda target, point, workload: LaunchPlan(threads=1),
 )
 """
@@ -264,6 +285,28 @@ def test_its_gradients_are_pytorchs_of_the_original_where_they_are_asked_for(mod
         module.also_serve(gradients=False)
 
 
+def test_a_call_with_arguments_that_a_statement_lacks_is_the_originals(tmp_path: Path) -> None:
+    folder, out = tmp_path / "quick", tmp_path / "exported_quick"
+    folder.mkdir()
+    stated = 'signature="quick_silu(Tensor input) -> Tensor", original="torch.nn.functional.silu", tensors={"x": "input"}'
+    text = f"from evo.problem.function import Function\n\nFUNCTION = Function({stated}, sizes={{\"n\": \"input.numel()\"}})\n"
+    (folder / "function.py").write_text(text)
+    (folder / "kernel.py").write_text(ONE_AXIS)
+    (folder / "cpu.cpp").write_text(
+        '#include <math.h>\nextern "C" void quick(const float* x, float* y, long long n) {\n'
+        "    for (long long i = 0; i < n; ++i) y[i] = x[i] / (1.0f + expf(-x[i]));\n}\n"
+    )
+    find_exporter("module").export(request_for("cpu", "native", out, "n=64,dtype=float32", kernel=str(folder)))
+    program = (
+        "import torch, exported_quick as q\nq.also_serve(slower=True, measure=False)\nx = torch.randn(64)\n"
+        "assert q.explain(x).startswith('variant'), q.explain(x)\nwith q.patch():\n    y = torch.nn.SiLU()(x)\n"
+        "assert torch.equal(y, torch.nn.functional.silu(x)) and torch.allclose(q.quick_silu(x), y, atol=1e-6)\n"
+        "z = x.clone()\nassert q.quick_silu(z, True) is z and torch.equal(z, y)\n"
+    )
+    done = run_python(tmp_path, "-c", program)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_it_is_timed_and_raced_beside_an_original_that_has_keyword_only_arguments(module: ModuleType) -> None:
     timing = __import__("importlib").import_module(f"{module.__name__}.runtime.timing")
@@ -375,6 +418,7 @@ TYPOS: dict[str, dict[str, Any]] = {
     },
     "dims is no argument of the function": {"operator": "aten.softmax(input, dims)"},
     "no overload of aten.softmax takes such arguments": {"operator": "aten.softmax(dim, input)"},
+    "no overload of aten.softmax takes such arguments, in this order": {"operator": "aten.softmax(dim=dim, self=input)"},
     "`gradient` is 'aten._softmax_backward_dat(gradient, result, dim, input.dtype)', which is no call": {
         "gradient": "aten._softmax_backward_dat(gradient, result, dim, input.dtype)"
     },
