@@ -121,9 +121,9 @@ def try_out(frontend: Any, loaded: Loaded, place: torch.device) -> None:
 def race(
     frontend: Any, variants: Sequence[Loaded], sizes: Mapping[str, int], dtype: torch.dtype, device: int
 ) -> tuple[Loaded, float, bool]:
-    """The fastest variant for one problem, its time over PyTorch's, and, on a CPU, whether other programs have made the times
-    useless. Raises Unavailable where no variant takes the problem, or a GPU has waited for the CPU; what PyTorch raises, as
-    where no memory is left.
+    """The fastest variant for one problem, its time over PyTorch's, and, on a CPU, whether other programs made the times
+    useless. Raises Unavailable where no variant takes the problem, or a GPU has waited for the CPU; what PyTorch raises,
+    as where no memory is left.
 
     On a GPU the kernels' own time counts, with none of their data in its second-level cache: a wait on the stream lets the
     CPU run ahead of it. On a CPU it is the time of a call that is launched from Python.

@@ -87,7 +87,7 @@ BAD = {
         ["check", "layernrm"],
         "unknown kernel or candidate 'layernrm'; did you mean layernorm or layernorm_backward?",
     ),
-    "run": (["resume", "nobody"], "nobody"),
+    "run": (["resume", "nobody"], "there is no database"),
     "candidate": (["show", "abcdef"], ""),
     "format": (["export", "x", "--format", "fortran", "--out", "x"], "unknown export format 'fortran'"),
     "command": (["serach"], "serach"),

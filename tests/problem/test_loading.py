@@ -126,7 +126,8 @@ def test_what_no_source_names_is_no_source_wherever_it_lies_in_the_folder(tmp_pa
 
 
 def test_what_a_source_names_in_a_subfolder_is_a_source(tmp_path: Path) -> None:
-    imports = "from .sub.one import ONE\nimport two.three as three\nfrom .stars import *\nfrom .lines import \\\n    A\nDATA = 'tables/sines.bin'\n"
+    imports = "from .sub.one import ONE\nimport two.three as three\nfrom .stars import *\nfrom .lines import \\\n    A\n"
+    imports += "DATA = 'tables/sines.bin'\n"
     own = own_kernel(tmp_path / "own", f"{imports}{STATEMENT}")
     (own / "cpu.cpp.j2").write_text(
         '#include "parts/tile.hpp"\n#include "tile_{{ p.n }}.cuh"\n{% include "steps/" ~ p.step ~ ".j2" %}\n'
@@ -138,7 +139,8 @@ def test_what_a_source_names_in_a_subfolder_is_a_source(tmp_path: Path) -> None:
     }
     asked = (
         "parts/inner.hpp", "far.hpp", "tile_2.cuh", "tile_4.cuh", "steps/first.j2", "steps/last.j2", "odd.j2", "even.j2",
-        "macros/all.j2", "stars.py", "lines.py", "sub/__init__.py", "up.py", "sub/other.py", "two/three.py", "tables/sines.bin",
+        "macros/all.j2", "stars.py", "lines.py",
+        "sub/__init__.py", "up.py", "sub/other.py", "two/three.py", "tables/sines.bin",
     )  # fmt: skip
     unasked = ("inner.hpp.j2", "steps/notes.txt", "sub/unused.py", "one.py", "tables/cosines.bin")
     for name, text in {**asking, **dict.fromkeys((*asked, *unasked), "")}.items():

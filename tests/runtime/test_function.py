@@ -288,9 +288,11 @@ def test_its_gradients_are_pytorchs_of_the_original_where_they_are_asked_for(mod
 def test_a_call_with_arguments_that_a_statement_lacks_is_the_originals(tmp_path: Path) -> None:
     folder, out = tmp_path / "quick", tmp_path / "exported_quick"
     folder.mkdir()
-    stated = 'signature="quick_silu(Tensor input) -> Tensor", original="torch.nn.functional.silu", tensors={"x": "input"}'
-    text = f"from evo.problem.function import Function\n\nFUNCTION = Function({stated}, sizes={{\"n\": \"input.numel()\"}})\n"
-    (folder / "function.py").write_text(text)
+    (folder / "function.py").write_text(
+        "from evo.problem.function import Function\n\nFUNCTION = Function(\n"
+        '    signature="quick_silu(Tensor input) -> Tensor", original="torch.nn.functional.silu",\n'
+        '    tensors={"x": "input"}, sizes={"n": "input.numel()"},\n)\n'
+    )
     (folder / "kernel.py").write_text(ONE_AXIS)
     (folder / "cpu.cpp").write_text(
         '#include <math.h>\nextern "C" void quick(const float* x, float* y, long long n) {\n'
