@@ -12,11 +12,11 @@ from tests.runtime.conftest import FUNCTIONS, TRAINED, is_norm, is_of, is_traine
 
 pytestmark = pytest.mark.slow
 
-opinfo = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
-
 
 def infos_of(module: ModuleType, *more: str) -> list[Any]:
     """more: names beside that of PyTorch's function."""
+    # Not at the top of the file: the import takes seconds, in every process that collects tests.
+    opinfo = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
     name = theirs(module).__name__
     return [info for info in opinfo.op_db if info.name in (name, f"nn.functional.{name}", *more)]
 
