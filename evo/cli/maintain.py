@@ -111,7 +111,8 @@ def backup(
     location = locate(db)
     if location.path is None:
         raise UsageError(f"{location} is on a server; back it up with: pg_dump --file FILE {shlex.quote(shown(db))}")
-    _must_be_a_database(db)
+    with suppress(OlderSchemaError):  # which needs no update to be copied
+        Store.open(db, write=False).close()
     with translated(location):
         made = back_up(location.path, out)
     size = made.stat().st_size
@@ -119,9 +120,3 @@ def backup(
         print_json({"file": str(made), "bytes": size})
     else:
         say(f"{made}: {decimal(size)}")
-
-
-def _must_be_a_database(db: str) -> None:
-    """Raises StoreError for a missing database, which opening it for writing would make."""
-    with suppress(OlderSchemaError):
-        Store.open(db, write=False).close()

@@ -337,7 +337,7 @@ def leader_key() -> sa.ColumnElement[int | None]:
 
 _LED = sa.select(Task.__table__, leader_key().label("leader_id")).compile(compile_kwargs={"literal_binds": True})
 
-# Of a timing, as `is_disturbed` says. SQL has no way to read JSON that all databases understand.
+# Whether a timing was disturbed, as `is_disturbed` says: SQL has no way to read JSON that all databases understand.
 _NOT_ZERO = "REPLACE(CAST(t.clocks AS TEXT), '\"disturbed\":0', '')"
 _DISTURBED = f"CASE WHEN REPLACE({_NOT_ZERO}, '\"disturbed\":', '') = {_NOT_ZERO} THEN 0 ELSE 1 END"
 

@@ -138,8 +138,8 @@ def operator_call(text: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def schema_of(text: str, parameters: Parameters) -> tuple[bool, Mapping[str, bool]]:
-    """Of the overload that a call of PyTorch's operator is of: whether it takes symbolic sizes, and whether it takes None,
-    by what it is given. Raises ValueError where there is none."""
+    """The overload that a call of PyTorch's operator is of: whether it takes symbolic sizes, and whether it takes None, by
+    what it is given. Raises ValueError where there is none."""
     import torch
 
     name, passed = operator_call(text)

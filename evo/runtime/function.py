@@ -23,7 +23,7 @@ import torch
 
 from . import frontend as shared
 from .dispatch import BACKENDS, Dispatch
-from .expression import NO_VALUE, TYPES, Parameter, in_python, locals_of, names_in, strides_in
+from .expression import NO_VALUE, TYPES, in_python, locals_of, names_in, strides_in
 from .judged import Judge
 from .native import ALL, NONE, PAY, Native
 from .native_code import native_code
@@ -91,7 +91,7 @@ class _Launcher:
             setattr(m, name, ours)
         judge = Judge(self._package, self._bound, m)
         vars(m).update(exact=judge.exact, comparable=judge.comparable, cases=judge.cases, timed=judge.timed)
-        vars(m).update(served_sizes=judge.served_sizes, DATA_DECIDE=function.data_decide)
+        vars(m).update(served_sizes=judge.served_sizes, ties=judge.ties, DATA_DECIDE=function.data_decide)
         pair = None if self._backward is None else (self._backward.BOUND, self._backward.PACKAGE)
         code = native_code(self._bound, self._package, pair)
         by_python = None if function.operator else vars(m)["_of_looked_at"]
@@ -126,7 +126,7 @@ def {function.name}({declared}):
     else:
         _found = served(DISPATCH, {names})
     return {original} if _found is None else _found"""
-        positional = ", ".join(self._head(p) for p in self._parameters.values())
+        positional = function.positional
         yield f"""\
 def SUBJECT({positional}):
     return {function.name}({function.passed})"""
@@ -161,10 +161,6 @@ def explain({positional}):
         yield self._compiled(names)
         for name, (given, call) in function.forwards.items():
             yield f"def _forward_{name}(self, {given}):\n    return {call}"
-
-    @staticmethod
-    def _head(parameter: Parameter) -> str:
-        return parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
 
     def _takes_more(self) -> bool:
         """Whether PyTorch's function has arguments that the signature lacks: calls with these are its own."""

@@ -29,7 +29,6 @@ class Judge:
         self._package, self._bound, self._module = package, bound, module
         self._kernel, self._function, self._parameters = bound.kernel, bound.function, bound.function.parameters
         self._problem_of = _evaluator(bound)
-        vars(module).update(ties=self.ties)
 
     # -- from a problem to a call -----------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class Function:
         made = [form.format(name) for name in self.given_tensors for form in _MADE]
         if taken := [name for name in (self.name, *parameters) if name in {*_KNOWN, *made} or self.name in OFFERED]:
             raise ValueError(f"signature {self.signature!r} has the name {taken[0]!r}, which the launchers have already")
-        for head in (self.declared, self.declared.replace("*, ", "")):  # some functions are given all by position
+        for head in (self.declared, self.positional):
             try:
                 ast.parse(f"def {self.name}({head}): pass")
             except SyntaxError as error:
@@ -195,6 +195,11 @@ class Function:
             found += ["*"] if p.keyword and "*" not in found else []
             found.append(p.name if p.default is None else f"{p.name}={p.default}")
         return ", ".join(found)
+
+    @property
+    def positional(self) -> str:
+        """The parameters as a function declares them that takes all by position."""
+        return self.declared.replace("*, ", "")
 
     @property
     def passed(self) -> str:
