@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import select
+import shutil
 import signal
 import struct
 import sys
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from evo.errors import DeviceError, EngineError, EvoError
 from evo.evaluation import Status
@@ -29,16 +30,21 @@ from evo.executors._processes import (
     STARTING,
     WORKER,
     WORKERS,
+    confine,
     end_strays,
     end_tree,
+    end_with_command,
     known_workers,
     leave_server,
+    make_scratch,
+    name_process,
     reap_child,
     restore_scratch,
     scratch_mark,
     start_worker,
     write_output_to,
 )
+from evo.problem.loading import load_kernel
 from evo.targets import classify
 
 _STARTING_S = 120.0
@@ -270,6 +276,42 @@ class Worker:
         if ran_out_of_memory(words):
             status, text = Status.OUT_OF_MEMORY, f"ran out of memory and {text}"
         return WorkerLost(status, f"{text}: {words}" if words else text, killed=exitcode in (-signal.SIGKILL, _UNKNOWN))
+
+
+_Result = TypeVar("_Result")
+
+
+def run_with_kernel(function: Callable[..., _Result], kernel: str, digest: str, *arguments: Any) -> _Result:
+    """What a function of a kernel and further arguments returns, in a worker of its own: there PyTorch is imported already,
+    which takes seconds. kernel, digest: as in `load_kernel`. Raises what the function raises; DeviceError where the worker
+    is lost, and lost again if it was killed from outside."""
+    scratch, mark = make_scratch()
+    lost = 0
+    try:
+        while True:
+            worker = Worker(scratch, _prepare, (scratch,))
+            worker.post(_with_kernel, function, kernel, digest, arguments)
+            try:
+                return cast(_Result, worker.collect({"task": math.inf}))
+            except WorkerLost as loss:
+                lost += 1
+                if not loss.killed or lost == MOST_KILLED:
+                    raise DeviceError(f"the process that runs functions of kernel {kernel} {loss}") from None
+            finally:
+                worker.end()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(mark)
+
+
+def _prepare(scratch: Path) -> None:
+    name_process("evo-cases")
+    confine(scratch, limit_files=True)
+    end_with_command()
+
+
+def _with_kernel(function: Callable[..., _Result], kernel: str, digest: str, arguments: tuple[Any, ...]) -> _Result:
+    return function(load_kernel(kernel, digest), *arguments)
 
 
 def _message_end(received: bytearray) -> int | None:

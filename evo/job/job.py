@@ -10,9 +10,11 @@ from typing import Any, TypeAlias, TypedDict, get_type_hints
 
 from evo.errors import DeviceError, UnknownNameError, UsageError
 from evo.executors import AskedTarget, Executor
+from evo.executors._worker import run_with_kernel
 from evo.job.values import check_seed, draw_seed, read_numbers, split_pairs
 from evo.lineage import RunSpec
 from evo.lineage.write import check_run_name
+from evo.measure.cases import missing_kinds
 from evo.problem.kernel import Kernel, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.space import Value, parse_number
@@ -21,7 +23,6 @@ from evo.search.finals import FINALISTS
 from evo.search.loop import Budget, default_max_in_flight
 from evo.search.place import HERE, Place, choose_devices, default_builders
 from evo.search.samplers import find_sampler
-from evo.search.tasks import missing_kinds
 from evo.targets import answers, find_target, targets_by_rank
 
 _DEFAULT_BUDGET = Budget(seconds=60.0)
@@ -281,7 +282,7 @@ def plan_run(job: Job, starts: Sequence[tuple[str, Mapping[str, Value]]] = (), w
     assert job.arch is not None
     devices = workers.devices if workers else len(choose_devices(job.target, job.place.devices))
     builders = workers.builders if workers else job.place.builders or default_builders(job.target, devices)
-    lacking = missing_kinds(job.kernel, job.target, job.workloads)
+    lacking = run_with_kernel(missing_kinds, job.kernel_name, job.kernel.digest, job.target, job.workloads)
     return RunSpec(
         kernel=job.kernel_name,
         kernel_digest=job.kernel.digest,

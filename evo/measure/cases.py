@@ -43,6 +43,10 @@ _END_BYTES, _LARGE_BYTES = 1 << 26, 1 << 28
 COUNTER = (1 << 16) + 65
 """A dimension that may be longer has one case that is: a counter of 16 bits wraps around. Where that is too large for a
 finalist, the winner has one with content at both ends alone (`evo.measure.far`)."""
+WRAP = 1 << 31
+"""Offsets from here on do not fit 32 bits with a sign, and from twice that on no 32 bits."""
+BEYOND = 16
+"""Items beyond a multiple of `WRAP` elements, in a dense far case."""
 _MOST_CALLS = 1 << 13
 """Calls of PyTorch's functions, at most, by a reference that loops over items: each takes microseconds, whatever it does."""
 _PROBED = 4
@@ -211,6 +215,30 @@ def _end(kernel: Kernel, target: str, workload: Workload, dimension: Dimension) 
     return _small(kernel, target, made, dimension.name, 4 * most_bytes) if longest else None  # with what a repair adds
 
 
+def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
+    """The cases for a candidate that has won. Of a kernel with stride arguments they are its own small ones, with one stride
+    so large that the tensor spans 2 * WRAP elements. Of any other they are, on a GPU, the workload with so many items of
+    the first free dimension that the largest tensor has some more than WRAP, and than 2 * WRAP, elements; or that a
+    counter of 16 bits wraps around, where no finalist meets that."""
+    free = [d.name for d in free_dims(kernel, target)]
+    absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
+    strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
+    if strides:
+        own = [c for c in kernel.cases(target, workload) if not c.offset and all(c.workload.dim(n) > 1 for n in free)]
+        own = sorted(own, key=lambda c: kernel.cost(c.workload).bytes)[: -(-len(own) // 2)]
+        turns = ((name, own[turn % len(own) :] + own[: turn % len(own)]) for turn, name in enumerate(strides) if own)
+        return tuple(named(replace(case, far=name)) for name, cases in turns for case in cases)
+    shapes = [a.shape for a in kernel.arguments if {*free[:1]} & {*a.shape} and a.name not in absent]
+    item = max((math.prod(workload.dim(n) for n in shape if n != free[0]) for shape in shapes), default=0)
+    if find_target(target).shares_cores or not item:
+        return ()
+    sizes = [-(-elements // item) + BEYOND for elements in (WRAP, 2 * WRAP)]
+    if item * COUNTER < WRAP and all(c.workload.dim(free[0]) < COUNTER for c in required_cases(kernel, target, workload)):
+        sizes.append(COUNTER)  # made where there is no memory for the others
+    large = (sized(workload, {free[0]: size}) for size in sizes)
+    return tuple(named(Case("", w, kernel.data[0], far=free[0])) for w in large if is_legal(kernel, w))
+
+
 def random_case_of(kernel: Kernel, target: str, workload: Workload, seed: int) -> Case:
     """One of the workload's own sizes."""
     rng, known, fixed = random.Random(seed), kernel.cases(target, workload), kernel.compile_time_dims[target]
@@ -350,6 +378,13 @@ def count_kinds(kernel: Kernel, target: str, workload: Workload) -> dict[str, in
     cases = (*kernel.cases(target, workload), *required_cases(kernel, target, workload))
     found = Counter(kind for kinds in _kinds_of_all(kernel, target, workload, cases) for kind in kinds)
     return {kind: found[kind] for kind in _wanted_kinds(kernel, target, workload)}
+
+
+def missing_kinds(kernel: Kernel, target: str, workloads: Sequence[Workload]) -> dict[str, list[str]]:
+    """Kinds of cases that the kernel's arguments ask for and no gate of a workload has, by the workload's key; without
+    workloads that lack none."""
+    missing = {w.key: [kind for kind, number in count_kinds(kernel, target, w).items() if not number] for w in workloads}
+    return {key: kinds for key, kinds in missing.items() if kinds}
 
 
 def _wanted_kinds(kernel: Kernel, target: str, workload: Workload) -> list[str]:

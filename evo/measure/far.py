@@ -1,4 +1,4 @@
-"""Cases where offsets exceed 32 bits, for a candidate that has won; and what they ask for, made and judged on the device.
+"""What far cases ask for, made and judged on the device: offsets that exceed 32 bits, for a candidate that has won.
 
 A view spans 2^32 elements, of which only those of a small tensor are ever touched: on a CPU the rest is address space
 without memory. A dense tensor holds zeros but for a few items at both ends and around each multiple of 2^31 elements. Their
@@ -23,7 +23,7 @@ from evo.errors import KernelError, LaunchError
 from evo.evaluation import Check
 from evo.measure import FAILING, NO_MEMORY, NO_TIME, NOT_FAR, UNLAUNCHABLE
 from evo.measure.buffers import Operands, copy_once, same
-from evo.measure.cases import COUNTER, draw_inputs, free_dims, named, required_cases
+from evo.measure.cases import BEYOND, WRAP, draw_inputs
 from evo.measure.gate import Call, Gate, Invocation, allocate_outputs, case_seed, poison, threads_limited
 from evo.measure.reference import expected_outputs, figures, stated_outputs
 from evo.problem.kernel import Case, Kernel, LaunchSequence, Tensors, Workload
@@ -31,7 +31,7 @@ from evo.problem.repair import is_legal, sized
 from evo.problem.space import Point
 from evo.runtime.manifest import launchable
 from evo.runtime.tolerance import Expected, compare
-from evo.targets import find_target, target_of
+from evo.targets import target_of
 
 _ALIGNMENT = 64
 """Elements that a far stride is a multiple of: whatever is aligned in a dense tensor is so in the view."""
@@ -40,36 +40,8 @@ _LIMIT_S = 8.0
 """After so long no further case is made."""
 _SPARE_BYTES = 1 << 30
 """Left free on a GPU, for whoever else uses it."""
-_WRAP = 1 << 31
-"""Offsets from here on do not fit 32 bits with a sign, and from twice that on no 32 bits."""
-_BEYOND = 16
-"""Items beyond a multiple of `_WRAP` elements, in a dense far case."""
 _MAP_NORESERVE = 0x4000
 """A flag of Linux: no memory has to stand behind the address space."""
-
-
-def far_cases(kernel: Kernel, target: str, workload: Workload) -> tuple[Case, ...]:
-    """The cases for a candidate that has won. Of a kernel with stride arguments they are its own small ones, with one stride
-    so large that the tensor spans 2 * _WRAP elements. Of any other they are, on a GPU, the workload with so many items of
-    the first free dimension that the largest tensor has some more than _WRAP, and than 2 * _WRAP, elements; or that a
-    counter of 16 bits wraps around, where no finalist meets that."""
-    free = [d.name for d in free_dims(kernel, target)]
-    absent = {a.name for a in kernel.arguments if a.optional and not workload.option(a.name)}
-    strides = [a.name for a in kernel.arguments if a.stride_of is not None and a.stride_of[0] not in absent]
-    if strides:
-        own = [c for c in kernel.cases(target, workload) if not c.offset and all(c.workload.dim(n) > 1 for n in free)]
-        own = sorted(own, key=lambda c: kernel.cost(c.workload).bytes)[: -(-len(own) // 2)]
-        turns = ((name, own[turn % len(own) :] + own[: turn % len(own)]) for turn, name in enumerate(strides) if own)
-        return tuple(named(replace(case, far=name)) for name, cases in turns for case in cases)
-    shapes = [a.shape for a in kernel.arguments if {*free[:1]} & {*a.shape} and a.name not in absent]
-    item = max((prod(workload.dim(n) for n in shape if n != free[0]) for shape in shapes), default=0)
-    if find_target(target).shares_cores or not item:
-        return ()
-    sizes = [-(-elements // item) + _BEYOND for elements in (_WRAP, 2 * _WRAP)]
-    if item * COUNTER < _WRAP and all(c.workload.dim(free[0]) < COUNTER for c in required_cases(kernel, target, workload)):
-        sizes.append(COUNTER)  # made where there is no memory for the others
-    large = (sized(workload, {free[0]: size}) for size in sizes)
-    return tuple(named(Case("", w, kernel.data[0], far=free[0])) for w in large if is_legal(kernel, w))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +108,7 @@ def _check(gate: Gate, call: Call, sequence: LaunchSequence, case: Case) -> Chec
 
 
 def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Generator) -> _Made | str:
-    """The tensor of that name spans 2 * _WRAP elements along the axis. Before it lies as much memory as an offset goes back
+    """The tensor of that name spans 2 * WRAP elements along the axis. Before it lies as much memory as an offset goes back
     that is taken for a negative number of 32 bits: it is to give a wrong result, and no fault."""
     content = draw_inputs(kernel, case, generator)
     inputs, outputs = dict(content), allocate_outputs(kernel, case.workload, generator.device)
@@ -145,8 +117,8 @@ def _view(kernel: Kernel, case: Case, name: str, axis: int, generator: torch.Gen
         return NOT_FAR
     strides = list(tensor.select(axis, 0).clone().stride())  # dense but for that axis, in the same order
     strides = [stride if own else 0 for stride, own in zip(strides, tensor.select(axis, 0).stride(), strict=True)]
-    strides.insert(axis, (-(-2 * _WRAP // (tensor.shape[axis] - 1)) // _ALIGNMENT + 1) * _ALIGNMENT)
-    front, span = 2 * _WRAP, 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
+    strides.insert(axis, (-(-2 * WRAP // (tensor.shape[axis] - 1)) // _ALIGNMENT + 1) * _ALIGNMENT)
+    front, span = 2 * WRAP, 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
     memory = _reserve((front + span) * tensor.element_size(), generator.device)
     if memory is None:
         return NO_MEMORY
@@ -220,13 +192,13 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
 
 
 def _runs(case: Case, shapes: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
-    """The items that have content, as (first, count): those near either end, and near each multiple of _WRAP elements of the
+    """The items that have content, as (first, count): those near either end, and near each multiple of WRAP elements of the
     largest of the tensors."""
     total = case.workload.dim(case.far)
     item = max(prod(case.workload.dim(n) for n in shape if n != case.far) for shape in shapes)
     runs: list[tuple[int, int]] = []
-    for mark in (0, *range(_WRAP, total * item, _WRAP), total * item):
-        first, last = max(mark // item - _BEYOND, 0), min(mark // item + _BEYOND, total)
+    for mark in (0, *range(WRAP, total * item, WRAP), total * item):
+        first, last = max(mark // item - BEYOND, 0), min(mark // item + BEYOND, total)
         if runs and first <= sum(runs[-1]):
             runs[-1] = (runs[-1][0], last - runs[-1][0])
         else:

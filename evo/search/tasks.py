@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from evo.evaluation import Build, Evaluation
 from evo.executors import Executor
+from evo.executors._worker import run_with_kernel
 from evo.lineage import RunSpec, Stage, StoredRun, gate_seeds
 from evo.lineage.store import Store
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
-from evo.measure.cases import count_kinds, random_cases
+from evo.measure.cases import far_cases, random_cases
 from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Kernel, Limits, Workload
@@ -115,7 +116,7 @@ class TaskExecutor(TaskData):
         """Random cases: so many, but at least those that every finalist meets, which come first. A smaller number gives the
         first of a larger one's."""
         if number not in self._drawn:
-            self._drawn[number] = random_cases(self.problem, self.target, self.workload, self.seed, number)
+            self._drawn[number] = self._run(random_cases, self.seed, number)
         return tuple(self._drawn[number])
 
     @cached_property
@@ -124,9 +125,11 @@ class TaskExecutor(TaskData):
 
     def far_cases(self) -> tuple[Case, ...]:
         """The far cases for a candidate of this workload that has won."""
-        from evo.measure.far import far_cases  # imports PyTorch
+        return self._run(far_cases)
 
-        return far_cases(self.problem, self.target, self.workload)
+    def _run(self, function: Callable[..., _Result], *arguments: object) -> _Result:
+        kernel, digest = self.kernel, self.kernel_digest
+        return run_with_kernel(function, kernel, digest, self.target, self.workload, *arguments)
 
     def race(
         self, contenders: Sequence[tuple[str, Genome, Build]], baselines: Sequence[str] = (), *, hot: bool = False
@@ -154,13 +157,6 @@ class TaskExecutor(TaskData):
             result, pause_s = self.awaited(self.executor.race(again)), 2 * pause_s
             self.patience.left_s = ends_s - monotonic()
         return result
-
-
-def missing_kinds(kernel: Kernel, target: str, workloads: Sequence[Workload]) -> dict[str, list[str]]:
-    """Kinds of cases that the kernel's arguments ask for and no gate of a workload has, by the workload's key; without
-    workloads that lack none."""
-    missing = {w.key: [kind for kind, number in count_kinds(kernel, target, w).items() if not number] for w in workloads}
-    return {key: kinds for key, kinds in missing.items() if kinds}
 
 
 def tasks_of(spec: RunSpec, kernel: Kernel, executor: Executor, stage: Stage) -> list[TaskExecutor]:

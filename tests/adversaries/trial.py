@@ -11,8 +11,7 @@ from evo.evaluation import Evaluation, Status
 from evo.executors import Executor, ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.measure import Request
-from evo.measure.cases import is_case_text, random_cases
-from evo.measure.far import far_cases
+from evo.measure.cases import far_cases, is_case_text, random_cases
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.problem.loading import load_kernel

@@ -11,7 +11,8 @@ import torch
 
 from evo.errors import KernelError
 from evo.measure.buffers import sum_of
-from evo.measure.far import far_cases, far_checks
+from evo.measure.cases import far_cases
+from evo.measure.far import far_checks
 from evo.measure.gate import Gate
 from evo.problem.kernel import Argument, Baseline, Kernel, Launch, LaunchPlan, Tensors, Workload
 from evo.problem.space import Ordinal, Space

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from evo.errors import KernelError, LaunchError
 from evo.evaluation import Binary, Check
 from evo.measure import FAILING, reference
-from evo.measure.cases import parse_case
-from evo.measure.far import far_cases
+from evo.measure.cases import far_cases, parse_case
 from evo.measure.gate import Gate, argument_values
 from evo.measure.reference import expected_outputs
 from evo.problem.genome import Genome

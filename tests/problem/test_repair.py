@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from evo.errors import KernelError
-from evo.measure.cases import count_kinds, draw_inputs, random_cases, required_cases, simpler
-from evo.measure.far import far_cases
+from evo.measure.cases import count_kinds, draw_inputs, far_cases, random_cases, required_cases, simpler
 from evo.problem.kernel import Argument, Case, Cost, Dimension, Kernel, Tensors, Workload
 from evo.problem.loading import load_kernel
 from evo.problem.repair import is_legal, repaired
