@@ -5,22 +5,27 @@ Builds go wide over a pool of processes; on each device one candidate at a time 
 one that breaks it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import psutil
 
 from evo.discovery import find_plugin
 from evo.errors import UsageError
-from evo.evaluation import Build, Evaluation
-from evo.measure import RaceRequest, RaceResult, Request
-from evo.problem.genome import Genome
-from evo.problem.kernel import Limits, Workload
-from evo.sanitize import Sanitized
-from evo.targets import DeviceInfo
+
+if TYPE_CHECKING:  # the server of workers starts before the rest is imported
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from evo.evaluation import Build, Evaluation
+    from evo.measure import RaceRequest, RaceResult, Request
+    from evo.problem.genome import Genome
+    from evo.problem.kernel import Limits, Workload
+    from evo.sanitize import Sanitized
+    from evo.targets import DeviceInfo
 
 
 @dataclass(frozen=True, kw_only=True)

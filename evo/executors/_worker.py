@@ -4,6 +4,7 @@ Written for processes that break: a worker's death shows at once, whatever its e
 started; what it printed last is kept; and an answer that cannot be read counts as a death.
 """
 
+import gc
 import itertools
 import math
 import os
@@ -443,6 +444,7 @@ def _serve(
     conn: Connection, output: Path, prepare: Callable[..., None], arguments: tuple[Any, ...], candidates: bool
 ) -> None:
     """The whole life of a worker process."""
+    gc.freeze()  # what the server has imported is not searched for garbage, nor copied for that
     leave_server()
     restore_scratch(output.parent)
     write_output_to(output)

@@ -1,4 +1,4 @@
-"""Commands that only ask a database do not wait for what a search needs: it is told by what they import, not by a clock."""
+"""Commands do not wait for what they do not need: it is told by what they import, not by a clock."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from evo.cli import _COMMANDS
 from evo.lineage.store import Store
+from evo.testing.toy_kernel import write_kernel
 from tests.ended import run_python
 from tests.lineage import landscapes as land
 
@@ -80,6 +81,19 @@ def test_commands_that_ask_import_nothing_that_they_do_not_need(names: dict[str,
     assert [words for words, _, _ in told] == asked
     for words, code, modules in told:
         assert (code, HEAVY & set(modules)) == (0, set()), words
+
+
+def test_a_search_leaves_pytorch_to_its_workers(tmp_path: Path) -> None:
+    """Their server imports it meanwhile; and before that server starts, as little as possible is imported."""
+    asked = ["search", str(write_kernel(tmp_path / "toy")), "--target", "cpu", "--evaluations", "1", "--json"]
+    asked += ["--db", str(tmp_path / "lineage.db")]
+    done = run_python(Path(), "-c", f"import evo.search.finals as f; f._MOST_PATIENCE_S = 0.0{PROGRAM}", json.dumps([asked]))
+    assert done.returncode == 0, done.stderr
+    _, code, modules = json.loads(done.stdout.splitlines()[-1])
+    assert (code, "torch" in modules) == (0, False)
+    started = run_python(Path(), "-c", "import sys, evo.executors._processes; print(*sys.modules)")
+    heavy = {"evo.sanitize", "evo.measure", "evo.targets", "jinja2", "numpy", "torch"}
+    assert heavy & {*started.stdout.split()} == set()
 
 
 def test_every_name_of_a_heavy_module_is_one() -> None:

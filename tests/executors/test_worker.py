@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from evo.errors import EngineError
+from evo.errors import DeviceError, EngineError, KernelError
 from evo.evaluation import Status
 from evo.executors._device import AdaptiveTimeout
 from evo.executors._processes import start_server
-from evo.executors._worker import Worker, WorkerLost, enter_stage, exit_status
+from evo.executors._worker import MOST_KILLED, Worker, WorkerLost, enter_stage, exit_status, run_with_kernel
+from evo.measure.cases import random_cases
+from evo.problem.kernel import Kernel
+from evo.problem.loading import load_kernel
 from evo.targets import classify
 from tests.executors.processes import PATIENCE_S
 
@@ -90,6 +94,20 @@ def print_and_die() -> None:
     os.abort()
 
 
+def fail_as_stated(kernel: Kernel) -> None:
+    raise KernelError(f"kernel {kernel.name!r} fails on what it is given")
+
+
+def die(kernel: Kernel, log: str, number: int, lives: int = 0) -> str:
+    """Dies of the signal of that number, in as many processes as it has lives."""
+    with open(log, "a") as file:
+        file.write("x")
+    if Path(log).stat().st_size > lives:
+        return kernel.name
+    os.kill(os.getpid(), number)
+    return ""
+
+
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
     start_server()
@@ -148,3 +166,31 @@ def test_an_error_in_a_task_is_told_and_costs_no_process(worker: Worker) -> None
         worker.collect({"task": PATIENCE_S})
     worker.post(divmod, 7, 2)
     assert worker.collect({"task": PATIENCE_S}) == (3, 1)
+
+
+# -- a function of a kernel, in a worker of its own -----------------------------------------------------------------
+
+
+def test_a_function_of_a_kernel_gives_and_raises_in_a_worker_what_it_does_here() -> None:
+    kernel = load_kernel("softmax")
+    workload = kernel.workloads["cpu"][0]
+    drawn = run_with_kernel(random_cases, "softmax", kernel.digest, "cpu", workload, 3, 20)
+    assert drawn == random_cases(kernel, "cpu", workload, 3, 20)
+    with pytest.raises(KernelError, match=r"^kernel 'softmax' fails on what it is given$"):
+        run_with_kernel(fail_as_stated, "softmax", kernel.digest)
+    with pytest.raises(KernelError, match=r"^the files of kernel 'softmax' were changed or deleted"):
+        run_with_kernel(fail_as_stated, "softmax", "another")
+
+
+def test_a_function_of_a_kernel_is_tried_again_where_its_worker_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = str(tmp_path / "log")
+    assert run_with_kernel(die, "softmax", "", log, signal.SIGKILL, MOST_KILLED - 1) == "softmax"
+    with pytest.raises(DeviceError, match=r"^the process that runs functions of kernel softmax died \(SIGKILL\)"):
+        run_with_kernel(die, "softmax", "", log, signal.SIGKILL, 99)
+    assert len(Path(log).read_text()) == 2 * MOST_KILLED
+    with pytest.raises(DeviceError, match=r"died \(SIGSEGV\)"):
+        run_with_kernel(die, "softmax", "", log, signal.SIGSEGV, 99)
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
