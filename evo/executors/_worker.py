@@ -297,7 +297,10 @@ def run_with_kernel(function: Callable[..., _Result], kernel: str, digest: str, 
             except WorkerLost as loss:
                 lost += 1
                 if not loss.killed or lost == MOST_KILLED:
-                    raise DeviceError(f"the process that runs functions of kernel {kernel} {loss}") from None
+                    raise DeviceError(
+                        f"functions of kernel {kernel} cannot be run (their process {loss}); mend what ends it, then try:"
+                        f" evo check {kernel}"
+                    ) from None
             finally:
                 worker.end()
     finally:
