@@ -9,11 +9,15 @@
 // derivative of its own function, which is called again for them.
 #pragma once
 
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/utils/pybind.h>
+
+namespace at::autocast {  // of ATen/autocast_mode.h, which includes every operator of PyTorch's
+TORCH_API ScalarType get_autocast_dtype(DeviceType);
+TORCH_API Tensor cached_cast(ScalarType, const Tensor&, DeviceType);
+}  // namespace at::autocast
 
 namespace {
 

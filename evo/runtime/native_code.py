@@ -57,6 +57,7 @@ class _Writer:
     def parts(self) -> Iterator[str]:
         function = self._function
         yield f"// {function.name} as Python and PyTorch's dispatcher call it, by its statement. See runtime/function.h."
+        yield "#define AT_PER_OPERATOR_HEADERS  // PyTorch's headers include what they need, not every operator"
         yield "#include <ATen/Context.h>\n#include <ATen/ExpandUtils.h>"
         yield from (f"#include <ATen/ops/{name}.h>" for name in self._headers())
         yield '#include "runtime/call.h"\n\nnamespace {\n'
