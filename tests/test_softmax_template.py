@@ -22,6 +22,7 @@ from evo.targets import compile_source, find_target
 KERNEL = load_kernel("softmax")
 CPU, CUDA = find_target("cpu"), find_target("cuda")
 SESSION = CPU.open()
+GATE = Gate(KERNEL, "cpu", SESSION, seed=11)
 INF, NAN = float("inf"), float("nan")
 
 
@@ -43,7 +44,7 @@ def refused(point: Point, problem: Workload, folder: Path, mistake: tuple[str, s
     source = replace(source, text=source.text.replace(*mistake, 1))
     loaded = SESSION.load(compile_source(source, "native", folder), KERNEL.entry)
     try:
-        checks = Gate(KERNEL, "cpu", SESSION, seed=11).run(loaded, point, KERNEL.cases("cpu", problem))
+        checks = GATE.run(loaded, point, KERNEL.cases("cpu", problem))
     finally:
         loaded.close()
     return [f"{check.case}: {check.reason}" for check in checks if not (check.passed or "data=" in check.case)]
