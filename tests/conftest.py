@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,9 @@ from evo.search import finals
 from evo.targets import find_target
 from tests.lineage.postgres import Server, start_server
 
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""Hundreds of processes that tests start import the same modules: without bytecode each would compile all of them again."""
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """For the processes that tests start: OpenMP threads that wait spin, and on a machine with more to do than cores that takes
 the others' turns, for milliseconds at each call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,9 @@ def test_every_branch_passes_the_gate_on_a_cpu_with_all_options(kernel: Kernel, 
         assert not refused(kernel, point, problem, tmp_path / str(number)), point
 
 
-@of("options", SOME)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_each_option_alone_passes_the_gate_on_a_cpu(kernel: Kernel, dtype: str, options: str, tmp_path: Path) -> None:
-    problem = kernel.workload("cpu", f"rows=67,cols=200,dtype={dtype}{options}")
+@of("workload", [(name, f"dtype={dtype}{options}") for (name, options), dtype in zip(SOME, cycle(DTYPES), strict=False)])
+def test_each_option_alone_passes_the_gate_on_a_cpu(kernel: Kernel, workload: str, tmp_path: Path) -> None:
+    problem = kernel.workload("cpu", f"rows=67,cols=200,{workload}")
     space = kernel.space("cpu", problem, SESSION.limits)
     chosen = {"rows_in_flight": 4, "stores": "non_temporal", "prefetch_bytes": 512, "prefetch_next": True}
     assert not refused(kernel, space.complete({**space.default, **chosen}), problem, tmp_path)
@@ -143,11 +143,10 @@ def test_a_genome_is_also_gated_with_each_compiled_in_option_the_other_way(kerne
     assert not any(kernel.validate(w) for w in near)
 
 
-@pytest.mark.parametrize("arch", ["sm_89", "sm_90"])
 @of("options", [*SOME, *ALL.items()])
-def test_points_drawn_at_random_compile_for_gpus(kernel: Kernel, options: str, arch: str) -> None:
-    rng = random.Random(f"{kernel.name} {options} {arch}")
-    for cols in (64, 769, 1022, 4096):
+def test_points_drawn_at_random_compile_for_gpus(kernel: Kernel, options: str) -> None:
+    rng = random.Random(f"{kernel.name} {options}")
+    for cols, arch in ((64, "sm_89"), (769, "sm_90"), (1022, "sm_89"), (4096, "sm_90")):
         problem = kernel.workload("cuda", f"rows=64,cols={cols},dtype={rng.choice(kernel.dtypes['cuda'])}{options}")
         point = kernel.space("cuda", problem, CUDA.limits(arch)).sample(rng)
         compile_source(render(kernel, "cuda", Genome.of(point), problem, arch), arch, Path())

@@ -242,7 +242,7 @@ def test_a_finalist_with_a_fault_that_the_gate_does_not_see_is_refused_where_tha
     toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here, options = partial(run_here, capsys), ("--sanitize-finals", "--name", "sanitized")
-    assert here(*search_for(toy, "reads beyond", tmp_path), *options).code == 1
+    assert here(*search_for(toy, "reads before", tmp_path), *options).code == 1
     shown = here("show", "sanitized", "--db", str(tmp_path / "lineage.db")).out
     assert " was refused: wrong: under address: heap-buffer-overflow " in shown
 
@@ -252,12 +252,11 @@ def search_for(toy: str, mode: str, folder: Path) -> list[str]:
     return [*search, "--fix", f"mode={mode}", "--db", str(folder / "lineage.db")]
 
 
-@pytest.mark.parametrize("mode", ["reads beyond", "reads before"])
 def test_a_winner_that_reads_beyond_its_input_is_refused_though_what_it_reads_is_thrown_away(
-    toy: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = partial(run_here, capsys)
-    assert here(*search_for(toy, mode, tmp_path), "--name", "beyond").code == 1
+    assert here(*search_for(toy, "reads beyond", tmp_path), "--name", "beyond").code == 1
     shown = here("show", "beyond", "--db", str(tmp_path / "lineage.db")).out
     assert " was refused: wrong: under address: heap-buffer-overflow " in shown
     assert " | volatile float next = x[" in shown
@@ -315,11 +314,10 @@ def test_a_missing_tool_is_told_once_and_before_a_search_whose_finalists_are_to_
     ("mode", "libasan", "options", "told"),
     [
         ("reads beyond", "libasan.so", (), "has no libasan.so, which sanitizing on a CPU needs"),
-        ("honest", "broken.so", (), "the process died"),
         ("honest", "broken.so", ("--sanitize-finals",), "the process died"),
         ("spins under the tool", "", (), "no end within 5 s at case normal 5"),
     ],
-    ids=["is missing", "fails", "fails for a finalist", "takes too long"],
+    ids=["is missing", "fails for a finalist", "takes too long"],
 )
 def test_a_tool_refuses_no_candidate_where_it(
     toy: str, tmp_path: Path, mode: str, libasan: str, options: tuple[str, ...], told: str

@@ -22,6 +22,7 @@ from evo.targets import compile_source, find_target
 KERNEL = load_kernel("softmax")
 CPU, CUDA = find_target("cpu"), find_target("cuda")
 SESSION = CPU.open()
+GATE = Gate(KERNEL, "cpu", SESSION, seed=11)
 INF, NAN = float("inf"), float("nan")
 
 
@@ -43,7 +44,7 @@ def refused(point: Point, problem: Workload, folder: Path, mistake: tuple[str, s
     source = replace(source, text=source.text.replace(*mistake, 1))
     loaded = SESSION.load(compile_source(source, "native", folder), KERNEL.entry)
     try:
-        checks = Gate(KERNEL, "cpu", SESSION, seed=11).run(loaded, point, KERNEL.cases("cpu", problem))
+        checks = GATE.run(loaded, point, KERNEL.cases("cpu", problem))
     finally:
         loaded.close()
     return [f"{check.case}: {check.reason}" for check in checks if not (check.passed or "data=" in check.case)]
@@ -187,12 +188,11 @@ def test_vectors_have_an_entry_point_for_addresses_that_are_not_aligned(dtype: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cols", [1, 37, 4096, 65_535])
-@pytest.mark.parametrize("dtype", KERNEL.dtypes["cuda"])
-def test_every_structural_branch_compiles_for_a_gpu(dtype: str, cols: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "cols"),
+    [("float16", 1), ("float16", 65_535), ("bfloat16", 37), ("bfloat16", 4096), ("float32", 37), ("float32", 4096)],
+)
+def test_every_structural_branch_compiles_for_a_gpu(dtype: str, cols: int) -> None:
     problem = workload(dtype, cols=cols, target="cuda")
-    for number, point in enumerate(KERNEL.space("cuda", problem, CUDA.limits("sm_89")).branches()):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        built = compile_source(render(KERNEL, "cuda", Genome.of(point), problem, "sm_89"), "sm_89", folder)
-        assert built
+    for point in KERNEL.space("cuda", problem, CUDA.limits("sm_89")).branches():
+        assert compile_source(render(KERNEL, "cuda", Genome.of(point), problem, "sm_89"), "sm_89", Path())

@@ -92,7 +92,7 @@ def _watched(started: Searching, candidates: int = 3) -> Iterator[Searching]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_a_search_within_seconds_with_its_record(searching: Searching, number: signal.Signals) -> None:
     began = time.monotonic()
     os.killpg(searching.process.pid, number)
@@ -106,8 +106,8 @@ def test_a_signal_ends_a_search_within_seconds_with_its_record(searching: Search
 
 @pytest.mark.slow
 def test_a_second_signal_ends_a_search_at_once(searching: Searching) -> None:
-    for _ in range(2):
-        searching.process.send_signal(signal.SIGINT)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        searching.process.send_signal(number)
         time.sleep(0.05)
     began = time.monotonic()
     code, said = searching.ended()
@@ -156,7 +156,7 @@ def holding_finals(tmp_path: Path) -> Iterator[Searching]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [*LOSSES, "was made read-only"])
+@pytest.mark.parametrize("fault", ["was deleted or moved", "was made read-only"])
 def test_finals_whose_database_is_lost_end_at_once_and_say_where_the_record_is(
     holding_finals: Searching, fault: str
 ) -> None:
@@ -173,10 +173,9 @@ def test_finals_whose_database_is_lost_end_at_once_and_say_where_the_record_is(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ["edited", "deleted"])
-def test_a_kernel_that_changes_under_its_search_ends_it_and_blames_no_candidate(searching: Searching, change: str) -> None:
+def test_a_kernel_that_changes_under_its_search_ends_it_and_blames_no_candidate(searching: Searching) -> None:
     template = searching.kernel / "cpu.cpp.j2"
-    template.write_text(template.read_text() + "\n") if change == "edited" else template.unlink()
+    template.write_text(template.read_text() + "\n")
     code, said = searching.ended()
     assert code == 2
     (line,) = said.strip().splitlines()
@@ -196,12 +195,11 @@ def test_a_search_whose_output_nobody_reads_any_more_ends_with_its_record(search
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&- <&-"])
-def test_a_search_needs_no_standard_input_or_output(tmp_path: Path, closed: str) -> None:
+def test_a_search_needs_no_standard_input_or_output(tmp_path: Path) -> None:
     write_kernel(tmp_path / "toy")
     words = "-m evo search ./toy --target cpu --evaluations 2 --finalists 1 --name mine --db mine.db"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = f"exec {sys.executable} {words} {closed}"
+    command = f"exec {sys.executable} {words} >&- 2>&- <&-"
     done = subprocess.run(
         ["/bin/sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -257,7 +255,7 @@ SPACE = ROOT / "benchmarks" / "spaces" / "layernorm-4096x4096-float16-H200.t4.js
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "interrupts", "apart_s"),
-    [(signal.SIGINT, 1, 0.0), (signal.SIGINT, 2, 0.0), (signal.SIGINT, 2, 0.5), (signal.SIGTERM, 1, 0.0)],
+    [(signal.SIGINT, 2, 0.5), (signal.SIGTERM, 1, 0.0)],
 )
 def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(
     number: signal.Signals, interrupts: int, apart_s: float

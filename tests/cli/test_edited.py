@@ -44,14 +44,11 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CHANGES = {
     "an infinite time": "UPDATE timing SET median_us = 9e999, low_us = 9e999, high_us = 9e999",
     "a time that is a word": "UPDATE timing SET median_us = 'fast'",
-    "times below 0": "UPDATE timing SET median_us = -1, low_us = -2",
     "a time of 0": "UPDATE timing SET median_us = 0, low_us = 0, high_us = 0",
     "no ratio": "UPDATE timing SET ratio = NULL",
     "half a ratio": "UPDATE timing SET ratio_low = NULL",
     "a ratio that is a word": "UPDATE timing SET ratio = 'x', ratio_low = 'x', ratio_high = 'x'",
     "a ratio of 0": "UPDATE timing SET ratio = 0, ratio_low = 0, ratio_high = 0",
-    "an infinite ratio": "UPDATE timing SET ratio = 9e999, ratio_high = 9e999",
-    "samples that are no list": "UPDATE timing SET samples_us = '3'",
     "samples that are words": "UPDATE timing SET samples_us = '[\"a\", null]'",
     "no samples": "UPDATE timing SET samples_us = '[]'",
     "clocks that are a list": "UPDATE timing SET clocks = '[1]'",
@@ -59,13 +56,11 @@ CHANGES = {
     "a timing of nothing": "UPDATE timing SET candidate_id = -7",
     "a score that is a word": "UPDATE candidate SET score = 'x'",
     "a score of 0": "UPDATE candidate SET score = 0",
-    "an infinite score": "UPDATE candidate SET score = 9e999",
     "a cycle of parents": "UPDATE parentage SET parent_id = child_id",
     "a longer cycle": "INSERT OR REPLACE INTO parentage SELECT parent_id, 0, child_id, 'parent' FROM parentage",
     "a later parent": "UPDATE parentage SET parent_id = (SELECT max(id) FROM candidate)",
     "no parent": "UPDATE parentage SET parent_id = 12345",
     "a role of bytes": "UPDATE parentage SET role = x'ff00'",
-    "dims that are a list": "UPDATE task SET dims = '[4096]'",
     "dims that are no JSON": "UPDATE task SET dims = '{'",
     "dims below 0": "UPDATE task SET dims = '{\"n\": -5}'",
     "dims that are words": "UPDATE task SET dims = '{\"n\": \"x\"}'",
@@ -74,7 +69,6 @@ CHANGES = {
     "a dtype of no kernel": "UPDATE task SET dtype = 'float7'",
     "options that are a list": "UPDATE task SET options = '[1]'",
     "a run's options that are a list": "UPDATE run SET options = '[1]'",
-    "a run's options that are no JSON": "UPDATE run SET options = 'x'",
     "a run's options of words": "UPDATE run SET options = '{\"gate_seed\": \"x\", \"origins\": 5, \"fixed\": 1}'",
     "missing kinds that are a number": "UPDATE run SET options = '{\"missing_kinds\": 3}'",
     "a budget that is a list": "UPDATE run SET budget = '[1]'",
@@ -82,7 +76,6 @@ CHANGES = {
     "a run's unknown status": "UPDATE run SET status = 'won'",
     "a run that failed": "UPDATE run SET status = 'failed'",
     "an unknown status": "UPDATE candidate SET status = 'splendid'",
-    "an unknown status of a final": "UPDATE final SET status = 'splendid'",
     "an unknown status of a build": "UPDATE build SET status = 'splendid'",
     "an unknown operator": "UPDATE candidate SET operator = 'magic'",
     "an unknown sampler": "UPDATE run SET sampler = 'magic'",
@@ -98,18 +91,15 @@ CHANGES = {
     "no artefact": "DELETE FROM artefact",
     "a candidate below 0": 'UPDATE candidate SET id = -id, "order" = -"order"',
     "another run's candidates": "UPDATE candidate SET run_id = 7",
-    "an order that is a word": "UPDATE candidate SET \"order\" = 'x'",
     "a task that is a word": "UPDATE candidate SET task = 'x'",
     "a task that is not there": "UPDATE candidate SET task = 9",
     "a genome that is no JSON": "UPDATE candidate SET genome = '{'",
-    "a genome that is a list": "UPDATE candidate SET genome = '[]'",
     "a genome of other parameters": "UPDATE candidate SET genome = '{\"parameters\":{\"q\":1}}'",
     "a time of day": "UPDATE candidate SET created = 'yesterday'",
     "a run's time of day": "UPDATE run SET created = 5, updated = 'x'",
     "seconds that are words": "UPDATE candidate SET elapsed_s = 'x', seconds = 'x'",
     "infinite seconds": "UPDATE candidate SET elapsed_s = 9e999, seconds = 9e999",
     "a run's infinite seconds": "UPDATE run SET elapsed_s = 9e999",
-    "a run's seconds of words": "UPDATE run SET elapsed_s = 'x'",
     "a seed that is a word": "UPDATE run SET seed = 'x'",
     "bytes for texts": "UPDATE candidate SET log = x'ff41', operator = x'ff'",
     "no UTF-8": "UPDATE candidate SET log = CAST(x'ff41' AS TEXT)",
@@ -218,8 +208,9 @@ def test_a_fault_of_evo_itself_is_told_as_such(searched: Path, tmp_path: Path) -
     assert "'fast'" in str(explain(ZeroDivisionError(), locate(path)))
 
 
-SPOILT = [
-    f"UPDATE {table} SET {column} = {column} || char(27) || '[2J' || char(27) || ']0;owned' || char(7, 155) || '31m'"
+SPOILT = {
+    f"{table}.{column}": f"UPDATE {table} SET {column} = {column} || '{table}.{column}' || char(27) || '[2J' || char(27)"
+    " || ']0;owned' || char(7, 155) || '31m'"
     for table, column in (
         ("run", "name"),
         ("run", "kernel"),
@@ -230,24 +221,24 @@ SPOILT = [
         ("candidate", "log"),
         ("timing", "contender"),
     )
-]
+}
+"""By the column that is spoilt, whose name stands before the escapes."""
 
 
 def test_nothing_in_a_database_moves_the_cursor(here: Any, searched: Path, tmp_path: Path) -> None:
-    for spoilt in SPOILT:
-        path = tmp_path / "runs" / "lineage.db"
-        best, other = edited(searched, path, spoilt)
-        shown = 0
+    together = ["run.kernel", "run.stop_reason", "environment.device", "candidate.operator"]
+    for names in (together, *([name] for name in SPOILT if name not in together)):
+        shown = ""
+        best, other = edited(searched, tmp_path / "runs" / "lineage.db", *(SPOILT[name] for name in names))
         for words in LOOKS:
             ended = here(*({"CANDIDATE": best, "OTHER": other}.get(word, word) for word in words))
-            for text in (ended.out, ended.err):
-                assert not set(text) & set("\x1b\x07\x9b"), (spoilt, words)
-                shown += "\\x1b[2J" in text
-        assert shown, spoilt
+            assert not set(ended.out + ended.err) & set("\x1b\x07\x9b"), words
+            shown += ended.out + ended.err
+        assert all((f"{name}\\x1b[2J" if names is together else "\\x1b[2J") in shown for name in names), names
 
 
 def test_on_a_terminal_only_colours_are_escapes(searched: Path, tmp_path: Path) -> None:
-    best, _ = edited(searched, tmp_path / "runs" / "lineage.db", *SPOILT)
+    best, _ = edited(searched, tmp_path / "runs" / "lineage.db", *SPOILT.values())
     for words in (("runs",), ("show", best), ("show", "nothing\x1b[2J"), ("lineage", best)):
         ours, theirs = pty.openpty()
         with os.fdopen(ours, "rb", buffering=0) as terminal:

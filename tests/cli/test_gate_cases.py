@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.adversaries.trial import FOLDER
 
 FLAT = FOLDER / "flat"
@@ -59,6 +61,7 @@ def test_a_winner_of_a_gate_without_nan_is_named_and_not_confirmed(here: Any, tm
     assert said in here("export", "one", "--out", "out").err  # it has no frontend that an export could be called by
 
 
+@pytest.mark.slow
 def test_cases_that_cannot_be_run_are_told_also_where_all_others_passed(tmp_path: Path) -> None:
     """Views of float32 that span 2^32 elements, beside as much, take 32 GiB of address space, those of bytes 8 GiB. A grid
     has at most 65,535 blocks along its second and third axis."""

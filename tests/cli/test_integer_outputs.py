@@ -88,6 +88,7 @@ def write(folder: Path, statement: str = STATEMENT, source: str = SOURCE) -> Non
     (folder / "formats.toml").write_text(FORMATS)
 
 
+@pytest.mark.slow
 def test_positions_go_through_check_search_finals_and_export(here: Any, tmp_path: Path) -> None:
     write(tmp_path / "largest")
     checked = here("check", "largest", "--target", "cpu", "--cases", "32")

@@ -22,7 +22,6 @@ import pytest
 
 import evo
 from evo.errors import UsageError
-from evo.executors.dask import _Folder
 from evo.problem.loading import kernel_files
 from evo.testing.toy_kernel import TEMPLATE, write_kernel
 from tests.executors.processes import PATIENCE_S, wait_until
@@ -185,6 +184,8 @@ executor._work = noted
 
 
 def test_the_sources_of_a_kernel_travel_and_nothing_else_that_lies_in_its_folder(tmp_path: Path) -> None:
+    from evo.executors.dask import _Folder
+
     folder = write_kernel(tmp_path / "toy", ("good",))
     before = kernel_files(folder)
     for name in ("runs/lineage.db", ".git/objects/pack", ".netrc", "test_toy.py"):

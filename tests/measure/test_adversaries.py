@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from evo.executors import ExecutorConfig
+from evo.executors.local import LocalExecutor
 from evo.problem.loading import load_kernel
 from tests.adversaries.attention.cheats import ALL as OF_ATTENTION
 from tests.adversaries.cheats import Cheat, names_for
@@ -12,7 +15,7 @@ from tests.adversaries.column_sums.cheats import ALL as OF_SUMS
 from tests.adversaries.flat.cheats import ALL as OF_FLAT
 from tests.adversaries.row_max.cheats import ALL as OF_MAXIMA
 from tests.adversaries.strided.cheats import ALL as OF_STRIDES
-from tests.adversaries.trial import FOLDER, Verdict, verdicts_of, workload_for
+from tests.adversaries.trial import FOLDER, Verdict, try_all, workload_for
 
 pytestmark = pytest.mark.slow
 
@@ -31,12 +34,16 @@ TRIED = [pytest.param(name, cheat, id=f"{name}: {cheat.name}") for name, cheats 
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Verdict]]:
-    config = ExecutorConfig(builders=2, cache_dir=tmp_path_factory.mktemp("cache"))
-    found = {"layernorm": verdicts_of("cpu", "native", workload_for("cpu", "float32"), CHEATS["layernorm"], config)}
-    for name in CHEATS.keys() - found.keys():
-        kernel, gated = load_kernel(str(FOLDER / name)), {"neighbours": False, "timed": False} if name == "attention" else {}
-        workload = kernel.workload("cpu", ATTENTION_WORKLOAD) if gated else kernel.example("cpu")
-        found[name] = verdicts_of("cpu", "native", workload, CHEATS[name], config, folder=FOLDER / name, **gated)
+    found = {}
+    with closing(LocalExecutor("cpu", ExecutorConfig(builders=2, cache_dir=tmp_path_factory.mktemp("cache")))) as executor:
+        for name, cheats in CHEATS.items():
+            folder, how = FOLDER if name == "layernorm" else FOLDER / name, {}
+            workload = workload_for("cpu", "float32") if name == "layernorm" else load_kernel(str(folder)).example("cpu")
+            if name == "attention":
+                workload = load_kernel(str(folder)).workload("cpu", ATTENTION_WORKLOAD)
+                how = {"neighbours": False, "timed": False}
+            verdicts = try_all(executor, "cpu", "native", workload, cheats, folder=folder, **how)
+            found[name] = {verdict.cheat.name: verdict for verdict in verdicts}
     return found
 
 

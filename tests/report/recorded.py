@@ -114,7 +114,7 @@ class Landscape:
 
     def __init__(self, space: Space, plan: Plan, task: int) -> None:
         self._plan, self._rng = plan, random.Random(plan.seed + task)
-        self._sampler = find_sampler("evolution")(space, plan.seed + task, {})
+        self._sampler = find_sampler("evolution")(space, plan.seed + task, {"children": 1, "pool": 20})
         self._factors: dict[tuple[str, Value], float] = {}
         for p in space.parameters:
             weight = self._rng.choice((0.02, 0.05, 0.1, 0.3))

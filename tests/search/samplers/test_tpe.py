@@ -65,8 +65,8 @@ def test_it_learns_what_fails(sampler: SamplerFactory) -> None:
     def half_fails(genome: Genome) -> float | None:
         return None if genome.parameters["store"] == "shared" else outcome(genome)
 
-    played = [play(sampler(tiled_space(), seed, {}), half_fails, 140)[1] for seed in range(3)]
-    assert statistics.mean(sum(r.score is None for r in results[60:]) for results in played) < 20  # 40 by chance
+    results = play(sampler(tiled_space(), 0, {}), half_fails, 140)[1]
+    assert sum(r.score is None for r in results[60:]) < 20  # 40 by chance
 
 
 def test_its_history_is_bounded_and_keeps_the_best() -> None:
