@@ -266,7 +266,7 @@ def _build_elsewhere(
         launches = kernel.sequence(target.name, point, item.workload, there.limits, binary.launch).launches
         if unfit := [launch for launch in launches if language.occupancy(binary, launch, there.limits) == 0]:
             if candidate is item:
-                why = f"a block of {unfit[0].block[0]} threads with {binary.registers} registers each does not fit"
+                why = f"a block of {math.prod(unfit[0].block)} threads with {binary.registers} registers each does not fit"
             continue
         return _Built(candidate, genome, source, binary), "" if candidate is item else why or _SHARED
     return None, why

@@ -548,7 +548,7 @@ class Kernel:
         launches = (
             Launch(
                 grid=plan.grid(dict(workload.dims), limits.multiprocessors),
-                block=(plan.threads, 1, 1),
+                block=plan.block,
                 smem_bytes=plan.smem_bytes,
                 cluster=plan.cluster,
                 alignment=plan.alignment,

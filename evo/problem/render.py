@@ -116,11 +116,16 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
     if file.suffix == ".j2":
         text = _fill(kernel, file.name, notation, SimpleNamespace(**values), binding, arch)
     else:
-        kernel.plan(target, point, workload)
+        plans = kernel.plans(target, point, workload)
         types = {f"{name}_type": type_ for name, type_ in types_of(kernel, notation, binding).items()}
         macros = {**types, **dict(binding.dims), **dict(binding.options), **values}
         macros.pop(TEMPLATE, None)  # which chose the file, and is a word of C++
         text = define_macros(file, notation, kernel.entry, macros, genome.parameters.keys() - point.asked)
+        if isinstance(plans[0].threads, int) and (axis := re.search(r"\bthreadIdx\s*\.\s*[yz]\b", code_of(text))):
+            raise TemplateError(
+                f"{file} uses {axis[0]}, and its blocks have one axis: give LaunchPlan(threads=(X, Y, Z), ...) in kernel.py the"
+                " threads along each"
+            )
     return Source(
         text=text,
         target=target,
@@ -276,16 +281,11 @@ def define_macros(
 ) -> str:
     """The source behind a `#define` of each value that it uses, less its own definitions of these names.
 
-    needed: what has no effect but by a macro. Raises TemplateError for one that the source does not use, for a source
-    without the entry point, and for blocks of several axes.
+    needed: what has no effect but by a macro. Raises TemplateError for one that the source does not use, and for a source
+    without the entry point.
     """
     text = file.read_text(encoding="utf-8")
     code = code_of(text)
-    if axis := re.search(r"\bthreadIdx\s*\.\s*[yz]\b", code):
-        raise TemplateError(
-            f"{file}, line {code.count(chr(10), 0, axis.start()) + 1}: {axis[0]} is always 0, because a block has one axis:"
-            " use threadIdx.x % WIDTH and threadIdx.x / WIDTH, and LaunchPlan(threads=WIDTH * HEIGHT, ...) in kernel.py"
-        )
     used, own, macros = uses(code), {name for name, _, _ in definitions(code)}, dict[str, str]()
     for name, value in values.items():
         spelled = [s for s in (name, name.upper(), name.lower()) if s in used]

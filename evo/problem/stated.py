@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from evo.errors import EvoError, KernelError
 from evo.problem.repair import legal_cases
 from evo.problem.space import Space
+from evo.runtime.manifest import OPERATIONS, quantity
 
 if TYPE_CHECKING:
     from evo.problem.kernel import Argument, Kernel
@@ -228,10 +229,20 @@ def _wrong_cost(kernel: Kernel, found: Any, workload: Any) -> str:
     return ""
 
 
-def _wrong_plan(found: Any) -> str:
+def _wrong_plan(kernel: Kernel, found: Any) -> str:
     plans = found if isinstance(found, tuple | list) else (found,)
-    right = all(type(plan).__name__ == "LaunchPlan" for plan in plans)
-    return "" if right else f"must return a LaunchPlan or a tuple of them, and returns {_shown(found)}"
+    if not all(type(plan).__name__ == "LaunchPlan" for plan in plans):
+        return f"must return a LaunchPlan or a tuple of them, and returns {_shown(found)}"
+    known = {*OPERATIONS, *(d.name for d in kernel.dimensions)}
+    for text, size in (tile for plan in plans for tile in plan.tiles):
+        try:
+            unknown = next((n for n in quantity(text) if isinstance(n, str) and n not in known), None)
+        except ValueError as error:
+            return f"returns a LaunchPlan with the tiles {error}"
+        if unknown or type(size) is not int or size < 1:
+            why = f"{unknown!r} is no dimension" if unknown else "their size must be a whole number of 1 or more"
+            return f"returns a LaunchPlan with the tiles ({text!r}, {size!r}): {why}"
+    return ""
 
 
 def _wrong_tolerance(found: Any) -> str:
@@ -252,7 +263,7 @@ def _shown(found: object) -> str:
 
 _WRONG: dict[str, Callable[..., str]] = {
     **dict.fromkeys(("reference", "same_dtype"), lambda *given: ""),
-    "plan": lambda kernel, found, *given: _wrong_plan(found),
+    "plan": lambda kernel, found, *given: _wrong_plan(kernel, found),
     "compile_flags": _sequence_of("str", some=False),
     "own_tolerance": lambda kernel, found, *given: _wrong_tolerance(found),
     "inputs": _wrong_inputs,
