@@ -123,8 +123,8 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
         text = define_macros(file, notation, kernel.entry, macros, genome.parameters.keys() - point.asked)
         if isinstance(plans[0].threads, int) and (axis := re.search(r"\bthreadIdx\s*\.\s*[yz]\b", code_of(text))):
             raise TemplateError(
-                f"{file} uses {axis[0]}, and its blocks have one axis: give LaunchPlan(threads=(X, Y, Z), ...) in kernel.py the"
-                " threads along each"
+                f"{file} uses {axis[0]}, and its blocks have one axis: give LaunchPlan(threads=(X, Y, Z), ...) in kernel.py"
+                " the threads along each"
             )
     return Source(
         text=text,

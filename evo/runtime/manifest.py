@@ -195,10 +195,10 @@ def _contradiction(manifest: Mapping[str, Any]) -> str:
             return f"{where}.jit has a launch that grows from what is no number"
         launches = [v["launch"], *v["launch"].get("then", ()), *ends]
         try:
-            named = {n for plan in launches for text, _ in plan.get("tiles", ()) for n in quantity(text) if isinstance(n, str)}
+            cut = {part for plan in launches for text, _ in plan.get("tiles", ()) for part in quantity(text)}
         except ValueError as error:
             return f"{where}.launch has the tiles {error}"
-        named = {*v["fixed"], *named} - {*OPERATIONS}
+        named = {*v["fixed"], *(part for part in cut if isinstance(part, str))} - {*OPERATIONS}
         named |= {name for plan in launches for _, names, _ in plan.get("workspace", ()) for name in names}
         on_gpu = v["target"] == "cuda" and re.fullmatch(r"(sm|compute)_\d{2,3}[af]?", v["arch"])
         if not on_gpu and (v["target"] != "cpu" or (v.get("binary") and "needs" not in v)):
@@ -223,11 +223,11 @@ def _contradiction(manifest: Mapping[str, Any]) -> str:
 class LaunchPlan:
     """How to launch a kernel at any size.
 
-    One block (of `threads`, or of so many along x, y and z) a tile; `blocks_per_tile` of them if several share one. Tiles of a
-    size each cut a dimension, or what `quantity` makes of several, such as "rows * cols". The grid is a line of all tiles or, with `axes`, has an axis for each of at most three that are cut, the
-    first of which varies fastest. Sizes that need more blocks than CUDA allows are left to PyTorch (`launchable`). A
-    persistent grid has at most `blocks` blocks, or `blocks_per_multiprocessor` for each SM. A cluster is `cluster` blocks
-    where others have one.
+    One block (of `threads`, or of so many along x, y and z) a tile; `blocks_per_tile` of them if several share one. Tiles
+    of a size cut a dimension, or what `quantity` makes of several, such as "rows * cols". The grid is a line of all tiles
+    or, with `axes`, has an axis for each of at most three that are cut, the first of which varies fastest. Sizes that need
+    more blocks than CUDA allows are left to PyTorch (`launchable`). A persistent grid has at most `blocks` blocks, or
+    `blocks_per_multiprocessor` for each SM. A cluster is `cluster` blocks where others have one.
 
     alignment: bytes, a power of two, that every address passed must be a multiple of. Where one is not, the entry point
     NAME_unaligned of the same source is launched instead: same grid and block, no dynamic shared memory, no cluster.
@@ -265,7 +265,8 @@ class LaunchPlan:
     @property
     def block(self) -> tuple[int, int, int]:
         """Threads of a block along x, y and z."""
-        return (*((self.threads,) if isinstance(self.threads, int) else self.threads), 1, 1)[:3]
+        x, y, z, *_ = (*((self.threads,) if isinstance(self.threads, int) else self.threads), 1, 1)
+        return x, y, z
 
     def most_blocks(self, multiprocessors: int) -> int | None:
         """Most clusters that a persistent grid has; None for a grid that is not."""
@@ -294,9 +295,12 @@ def quantity(text: str) -> tuple[int | str, ...]:
         elif isinstance(node, ast.Constant) and type(node.value) is int:
             yield node.value
         else:
-            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords
-            of: Any = node.func.id if called else type(getattr(node, "op", None))
-            operands = node.args if called else [getattr(node, "left", None), getattr(node, "right", None)]
+            of: object = type(node)
+            operands = list[ast.expr]()
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+                of, operands = node.func.id, node.args
+            elif isinstance(node, ast.BinOp):
+                of, operands = type(node.op), [node.left, node.right]
             (name,) = (name for name, operation in OPERATIONS.items() if operation == of)
             first, second = operands
             if name in ("//", "%") and not (isinstance(second, ast.Constant) and second.value):
@@ -306,7 +310,8 @@ def quantity(text: str) -> tuple[int | str, ...]:
     try:
         return tuple(parts(ast.parse(text, mode="eval").body))
     except (SyntaxError, ValueError):
-        raise ValueError(f"{text!r}, which is no dimension, and no expression of some and of numbers with + - * // % min max") from None
+        why = "which is no dimension, and no expression of some and of numbers with + - * // % min max"
+        raise ValueError(f"{text!r}, {why}") from None
 
 
 def on_own_cores(target: str) -> bool:
