@@ -1,0 +1,334 @@
+"""A plain source of C++ or CUDA C++: its definitions, its kernels, and the part of it that one kernel needs.
+
+It is read by a parser that takes what it does not understand for an error of a few tokens (tree-sitter), not preprocessed:
+all branches of an #if are seen. Places are offsets in UTF-8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import NamedTuple
+
+import tree_sitter
+import tree_sitter_cuda
+
+Node = tree_sitter.Node
+Place = tuple[int, int]
+
+NAME = re.compile(r"\b[A-Za-z_]\w*")
+_COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|(?!"C")"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_QUESTIONS = ("preproc_ifdef", "preproc_if", "preproc_elif", "preproc_elifdef", "preproc_else")
+_HOLDERS = (*_QUESTIONS, "linkage_specification", "namespace_definition", "declaration_list")
+_ON_A_DEVICE = re.compile(r"\b(?:__device__|__global__|constexpr|__constant__|__shared__)\b")
+_OF_DEVICES = re.compile(
+    r"cuda(?!\.h)[_\w]*(\.h)?|cuda/.*|nv/.*|cub/.*|thrust/.*|cooperative_groups.*|mma\.h|curand\w*\.h|math_constants\.h|"
+    r"(vector|device|sm|surface|texture|builtin)_\w+\.h(pp)?|cute/.*|cutlass/.*"
+)
+"""Headers that a compiler of device code can be expected to find."""
+_OF_HOSTS = ("std", "torch", "at", "c10", "cv")
+STANDARD = {
+    **{f"{u}int{n}_t": f"typedef {'unsigned ' if u else ''}{kind} {u}int{n}_t;" for u in ("", "u")
+       for n, kind in ((8, "char"), (16, "short"), (32, "int"), (64, "long long"))},
+    **{name: f"#define {name} {value}" for name, value in {
+        "INFINITY": "__int_as_float(0x7f800000)", "NAN": "__int_as_float(0x7fffffff)",
+        "FLT_MAX": "3.402823466e+38f", "FLT_MIN": "1.175494351e-38f", "FLT_EPSILON": "1.192092896e-07f",
+        "DBL_MAX": "1.7976931348623157e+308", "DBL_EPSILON": "2.2204460492503131e-16",
+        "INT_MAX": "2147483647", "INT_MIN": "(-2147483647 - 1)", "UINT_MAX": "4294967295u",
+        "M_PI": "3.14159265358979323846", "M_SQRT1_2": "0.70710678118654752440", "M_2_SQRTPI": "1.12837916709551257390",
+    }.items()},
+}  # fmt: skip
+"""What kernels use of the headers of C's standard library, by name; a compiler of device code has none."""
+STANDARD["int8_t"] = "typedef signed char int8_t;"
+
+
+class Definition(NamedTuple):
+    """A macro without parameters, or a constant that is a whole number."""
+
+    name: str
+    value: str
+    place: Place
+    follows: bool
+    """Whether an #if decides between several: it stands under one that asks for other names."""
+
+
+class Parameter(NamedTuple):
+    """A parameter of a kernel. type: without qualifiers, pointers and references."""
+
+    name: str
+    type: str
+    pointers: int
+    is_const: bool
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A kernel: a function with __global__."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    templates: tuple[tuple[str, str], ...]
+    """(kind, name) of each template parameter: typename T, int N; of a template alone."""
+    node: Node = field(compare=False)
+    """The whole function, from its template's head on."""
+    has_c_linkage: bool = False
+    bounds: str = ""
+    """Its __launch_bounds__(...)."""
+
+
+class Launched(NamedTuple):
+    """A launch in host code: KERNEL<TEMPLATES><<<grid, block>>>(arguments)."""
+
+    name: str
+    templates: tuple[str, ...]
+    geometry: tuple[Node, ...]
+    arguments: tuple[Node, ...]
+    function: Node | None
+    """The function that it stands in."""
+
+
+@cache
+def read_source(text: str) -> PlainSource:
+    """The source, parsed once."""
+    return PlainSource(text)
+
+
+class PlainSource:
+    """A source that has been parsed."""
+
+    def __init__(self, text: str) -> None:
+        self.bytes = text.encode()
+        self.root = _parser().parse(self.bytes).root_node
+
+    def text(self, node: Node) -> str:
+        return self.bytes[node.start_byte : node.end_byte].decode()
+
+    def code(self, node: Node) -> str:
+        """A node's text without comments and strings."""
+        return _COMMENT_OR_TEXT.sub(" ", self.text(node))
+
+    def within(self, node: Node, *kinds: str) -> Iterator[Node]:
+        """A node and all below it, of these kinds, in order."""
+        if node.type in kinds:
+            yield node
+        for child in node.children:
+            yield from self.within(child, *kinds)
+
+    def named(self, node: Node | None) -> str:
+        """The name that a declarator declares, without the namespace; empty if it declares none."""
+        while node is not None:
+            if node.type in ("identifier", "field_identifier", "type_identifier", "operator_name", "namespace_identifier"):
+                return self.text(node)
+            if node.type in ("qualified_identifier", "template_function", "template_type"):
+                node = node.child_by_field_name("name")
+                continue
+            inner = node.child_by_field_name("declarator")
+            node = inner or next((c for c in node.named_children if c.type.endswith(("declarator", "identifier"))), None)
+        return ""
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def entry_points(self) -> Mapping[str, EntryPoint]:
+        found = dict[str, EntryPoint]()
+        for node in self.within(self.root, "function_definition"):
+            declarator = node.child_by_field_name("declarator")
+            if any(c.type == "__global__" for c in node.children) and declarator is not None:
+                made = self._entry_point(node, declarator)
+                found.setdefault(made.name, made)
+        return found
+
+    def _entry_point(self, node: Node, declarator: Node) -> EntryPoint:
+        whole, templates = node, tuple[tuple[str, str], ...]()
+        if node.parent is not None and node.parent.type == "template_declaration":
+            whole = node.parent
+            head = whole.child_by_field_name("parameters")
+            own = (self.code(c).partition("=")[0].split() for c in (head.named_children if head else ()))
+            templates = tuple((" ".join(words[:-1]), words[-1]) for words in own if len(words) > 1)
+        holders = (whole.parent, whole.parent and whole.parent.parent)
+        linked = any(h is not None and h.type == "linkage_specification" for h in holders)
+        bounds = next(self.within(node, "launch_bounds"), None)
+        taken = next((c for c in self.within(declarator, "parameter_list")), None)
+        parameters = tuple(map(self._parameter, (c for c in (taken.named_children if taken else ()) if "param" in c.type)))
+        return EntryPoint(
+            name=self.named(declarator),
+            parameters=tuple(p for p in parameters if p.name),
+            templates=templates,
+            node=whole,
+            has_c_linkage=linked,
+            bounds=f"__launch_bounds__{self.text(bounds).partition('__launch_bounds__')[2]}" if bounds else "",
+        )
+
+    def _parameter(self, node: Node) -> Parameter:
+        text, type_ = self.code(node), node.child_by_field_name("type")
+        name = self.named(node.child_by_field_name("declarator"))
+        words = [c for c in node.children if c.type in ("type_qualifier", "type_identifier", "primitive_type")]
+        is_const = any(self.text(w) == "const" for w in words if text.find("*") < 0 or w.start_byte - node.start_byte < text.find("*"))
+        written = " ".join(self.code(type_).split()) if type_ is not None else ""
+        return Parameter(name, written, text.count("*") + text.count("["), is_const)
+
+    @cached_property
+    def definitions(self) -> tuple[Definition, ...]:
+        return tuple(sorted(self._definitions(self.root, ()), key=lambda d: d.place))
+
+    def _definitions(self, node: Node, asked: tuple[str, ...]) -> Iterator[Definition]:
+        if node.type == "preproc_def":
+            name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+            assert name is not None
+            text = _COMMENT_OR_TEXT.sub(" ", self.text(value)).strip() if value else ""
+            end = node.start_byte + len(self.bytes[node.start_byte : node.end_byte].rstrip())
+            follows = any(question != self.text(name) for question in asked)
+            yield Definition(self.text(name), text, (node.start_byte, end), follows)
+            return
+        if node.type == "declaration" and re.match(r"(static\s+)?const(expr)?\b", self.text(node)):
+            for made in (c for c in node.named_children if c.type == "init_declarator"):
+                value = made.child_by_field_name("value")
+                if value is not None and re.fullmatch(r"\d+[uUlL]*", self.text(value)) and len(node.named_children) < 6:
+                    name = self.named(made.child_by_field_name("declarator"))
+                    yield Definition(name, self.text(value).rstrip("uUlL"), (node.start_byte, node.end_byte), False)
+        if node.type in _QUESTIONS:
+            asked = (*asked, *self._asked(node))
+        for child in node.children:
+            yield from self._definitions(child, asked)
+
+    def _asked(self, node: Node) -> Iterator[str]:
+        """Names that an #if, #ifdef or #elif asks for; of a guard against a second inclusion none."""
+        condition = node.child_by_field_name("condition") or node.child_by_field_name("name")
+        if condition is not None and not (node.type == "preproc_ifdef" and self._is_guard(node)):
+            yield from (n for n in NAME.findall(self.text(condition)) if n != "defined")
+
+    def _is_guard(self, node: Node) -> bool:
+        name = node.child_by_field_name("name")
+        inner = [c for c in node.named_children if c != name]
+        first = inner[0].child_by_field_name("name") if inner and inner[0].type == "preproc_def" else None
+        return bool(first and name and self.text(first) == self.text(name)) and len(inner) > 1
+
+    @cached_property
+    def asked(self) -> Mapping[str, tuple[int, ...]]:
+        """The whole numbers that each name is compared with by an #if, by name."""
+        found = dict[str, tuple[int, ...]]()
+        for node in self.within(self.root, "preproc_if", "preproc_elif"):
+            condition = node.child_by_field_name("condition")
+            text = self.text(condition) if condition else ""
+            defined = set(re.findall(r"defined\s*\(?\s*(\w+)", text))
+            for name in (n for n in NAME.findall(text) if n != "defined" and n not in defined):
+                numbers = [int(n) for pair in re.findall(rf"\b{name}\s*[=!<>]=?\s*(\d+)", text) for n in (pair,)]
+                found[name] = tuple(dict.fromkeys((*found.get(name, ()), *numbers)))
+        return found
+
+    @cached_property
+    def uses(self) -> frozenset[str]:
+        """Names that are used, apart from their definitions and questions whether they are defined."""
+        code = bytearray(self.bytes)
+        for definition in self.definitions:
+            begin, end = definition.place
+            at = self.bytes.index(definition.name.encode(), begin, end)
+            code[at : at + len(definition.name.encode())] = b" " * len(definition.name.encode())
+        plain = _COMMENT_OR_TEXT.sub(" ", code.decode())
+        return frozenset(NAME.findall(re.sub(r"^[ \t]*#[ \t]*(ifdef|ifndef|undef)\b.*", "", plain, flags=re.MULTILINE)))
+
+    @cached_property
+    def launches(self) -> tuple[Launched, ...]:
+        found = []
+        for node in self.within(self.root, "call_expression"):
+            syntax = next((c for c in node.children if c.type == "kernel_call_syntax"), None)
+            callee, given = node.child_by_field_name("function"), node.child_by_field_name("arguments")
+            if syntax is None or callee is None or given is None:
+                continue
+            chosen = callee.child_by_field_name("arguments")
+            function: Node | None = node
+            while function is not None and function.type != "function_definition":
+                function = function.parent
+            templates = tuple(self.text(c) for c in chosen.named_children) if chosen else ()
+            geometry = tuple(c for c in syntax.named_children if c.type != "comment")
+            found.append(Launched(self.named(callee), templates, geometry, tuple(given.named_children), function))
+        return tuple(found)
+
+    # -- the part that one kernel needs -------------------------------------------------------------------------------
+
+    def part(self, entry: str, is_there: Callable[[str], bool]) -> tuple[str, list[str]]:
+        """What a kernel needs, each line where it was, and what was left out: host code, other kernels, headers of host code.
+        is_there: whether there is a local header of a name."""
+        kept = self._kept(entry)
+        blanks, left_out = list[Place](), list[str]()
+        for item in self._items(self.root):
+            if item.type == "preproc_include":
+                path = item.child_by_field_name("path")
+                name = self.text(path).strip('<>"') if path else ""
+                if not (_OF_DEVICES.fullmatch(name) or is_there(name)):
+                    blanks.append((item.start_byte, item.end_byte))
+                    left_out.append(f"#include <{name}>")
+            elif not self._is_kept(item, kept, entry):
+                blanks.append((item.start_byte, item.end_byte))
+                if item.type == "function_definition" or item.type == "template_declaration":
+                    left_out.append(self.named(next(self.within(item, "function_declarator"), None)) or item.type)
+        code = bytearray(self.bytes)
+        for begin, end in blanks:
+            code[begin:end] = re.sub(rb"[^\n]", b" ", self.bytes[begin:end])
+        return code.decode(), [name for name in dict.fromkeys(left_out) if name]
+
+    def _items(self, node: Node) -> Iterator[Node]:
+        """What stands on its own: functions, types, variables, includes, macros."""
+        for child in node.children:
+            if child.type in _HOLDERS:
+                yield from self._items(child)
+            elif child.is_named and child.type not in ("comment", "string_literal", "identifier", "namespace_identifier"):
+                if node.type in _QUESTIONS and child in (
+                    node.child_by_field_name("condition"), node.child_by_field_name("name")
+                ):  # fmt: skip
+                    continue
+                yield child
+
+    def _names(self, item: Node) -> list[str]:
+        """What an item declares."""
+        if item.type == "template_declaration":
+            return [n for c in item.named_children if c.type != "template_parameter_list" for n in self._names(c)]
+        if item.type in ("preproc_def", "preproc_function_def", "namespace_alias_definition", "alias_declaration"):
+            name = item.child_by_field_name("name")
+            return [self.text(name)] if name else []
+        if item.type in ("struct_specifier", "class_specifier", "union_specifier", "enum_specifier"):
+            name = item.child_by_field_name("name")
+            values = [self.text(v.child_by_field_name("name") or v) for v in self.within(item, "enumerator")]
+            return [*([self.named(name)] if name else []), *values]
+        found = [self.named(c) for c in item.named_children if c.type.endswith(("declarator", "identifier"))]
+        type_ = item.child_by_field_name("type")
+        return [n for n in found if n] + (self._names(type_) if type_ is not None and type_.type.endswith("_specifier") else [])
+
+    def _kept(self, entry: str) -> set[str]:
+        """Names that are reached from a kernel, itself among them."""
+        using = dict[str, set[str]]()
+        for item in self._items(self.root):
+            code = set(NAME.findall(self.code(item)))
+            for name in self._names(item):
+                using.setdefault(name, set()).update(code)
+        reached, waiting = set[str](), [entry]
+        while waiting:
+            if (name := waiting.pop()) not in reached:
+                reached.add(name)
+                waiting += using.get(name, ())
+        return reached
+
+    def _is_kept(self, item: Node, kept: set[str], entry: str) -> bool:
+        if item.type.startswith("preproc_"):
+            return True
+        if item.type == "using_declaration":
+            of = NAME.findall(self.code(item))
+            return not (set(of) & {*_OF_HOSTS})
+        names = self._names(item)
+        if item.type == "template_instantiation" or not names:
+            return item.type in (";", "attribute_declaration")
+        if any(self.within(item, "function_definition")) and item.type in ("function_definition", "template_declaration"):
+            head = self.code(item).partition("{")[0]
+            if "__global__" in head:
+                return entry in names
+            macros = {d.name for d in self.definitions if _ON_A_DEVICE.search(d.value)}
+            on_device = _ON_A_DEVICE.search(head) or {*NAME.findall(head)} & macros or re.search(r"\b[A-Z][A-Z0-9_]+\b", head)
+            return bool(on_device) and bool({*names} & kept or any(n.startswith("operator") for n in names))
+        return bool({*names} & kept)
+
+
+@cache
+def _parser() -> tree_sitter.Parser:
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_cuda.language()))
