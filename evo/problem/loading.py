@@ -88,8 +88,8 @@ class Notation(Protocol):
     one with a suffix that evo's own have, too."""
     types: Mapping[str, str]
     """The types of elements and numbers, by dtype, which templates are told; a dtype may be missing."""
-    entry_point: re.Pattern[str] | None
-    """Finds the entry points that a plain source declares, by groups `name` and `linkage`; None if any name may be one."""
+    declares_kernels: bool
+    """Whether an entry point is declared __global__; if not, any function may be one."""
 
 
 def own_notations() -> list[Notation]:

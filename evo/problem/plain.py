@@ -7,13 +7,17 @@ all branches of an #if are seen. Places are offsets in UTF-8.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import tree_sitter
 import tree_sitter_cuda
+
+from evo.errors import TemplateError
+from evo.problem.space import Value
 
 Node = tree_sitter.Node
 Place = tuple[int, int]
@@ -165,7 +169,8 @@ class PlainSource:
         text, type_ = self.code(node), node.child_by_field_name("type")
         name = self.named(node.child_by_field_name("declarator"))
         words = [c for c in node.children if c.type in ("type_qualifier", "type_identifier", "primitive_type")]
-        is_const = any(self.text(w) == "const" for w in words if text.find("*") < 0 or w.start_byte - node.start_byte < text.find("*"))
+        stars = text.find("*") if "*" in text else len(text)
+        is_const = any(self.text(w) == "const" and w.start_byte - node.start_byte < stars for w in words)
         written = " ".join(self.code(type_).split()) if type_ is not None else ""
         return Parameter(name, written, text.count("*") + text.count("["), is_const)
 
@@ -177,8 +182,8 @@ class PlainSource:
         if node.type == "preproc_def":
             name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
             assert name is not None
-            text = _COMMENT_OR_TEXT.sub(" ", self.text(value)).strip() if value else ""
-            end = node.start_byte + len(self.bytes[node.start_byte : node.end_byte].rstrip())
+            text = re.split(r"//|/\*", self.text(value))[0].rstrip() if value else ""
+            end = value.start_byte + len(text.encode()) if value else name.end_byte
             follows = any(question != self.text(name) for question in asked)
             yield Definition(self.text(name), text, (node.start_byte, end), follows)
             return
@@ -214,7 +219,7 @@ class PlainSource:
             text = self.text(condition) if condition else ""
             defined = set(re.findall(r"defined\s*\(?\s*(\w+)", text))
             for name in (n for n in NAME.findall(text) if n != "defined" and n not in defined):
-                numbers = [int(n) for pair in re.findall(rf"\b{name}\s*[=!<>]=?\s*(\d+)", text) for n in (pair,)]
+                numbers = map(int, re.findall(rf"\b{name}\s*[=!<>]=?\s*(\d+)", text))
                 found[name] = tuple(dict.fromkeys((*found.get(name, ()), *numbers)))
         return found
 
@@ -327,6 +332,105 @@ class PlainSource:
             on_device = _ON_A_DEVICE.search(head) or {*NAME.findall(head)} & macros or re.search(r"\b[A-Z][A-Z0-9_]+\b", head)
             return bool(on_device) and bool({*names} & kept or any(n.startswith("operator") for n in names))
         return bool({*names} & kept)
+
+
+# -- a source with values for its macros --------------------------------------------------------------------------
+
+
+def text_of(file: Path) -> str:
+    """Raises TemplateError."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"{file} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})") from error
+
+
+def fill_plain(
+    file: Path,
+    entry: str,
+    values: Mapping[str, Value],
+    types: Mapping[str, str],
+    needed: Collection[str],
+    declares_kernels: bool,
+) -> str:
+    """The part of a source that an entry point needs, behind a `#define` of each value that it uses, less its own
+    definitions of these names. Of a template it is the instance that the values and types give.
+
+    types: of an argument's elements, or of the number that it is, by the argument's name; the macro is NAME_type. needed:
+    what has no effect but by a macro. Raises TemplateError for one that the source does not use, and for a source without
+    the entry point.
+    """
+    source, kernel = read_source(text_of(file)), None
+    if declares_kernels:
+        if (kernel := source.entry_points.get(entry)) is not None:
+            source = read_source(source.part(entry, lambda name: (file.parent / name).is_file())[0])
+            kernel = source.entry_points[entry]
+    if kernel is None and (declares_kernels or entry not in source.uses):
+        known = ", ".join(source.entry_points) or "none"
+        raise TemplateError(
+            f"{file} has no entry point {entry!r}, it has {known}: give kernel.py the function's name as `entry`"
+        )
+    used, own, macros = source.uses, {d.name for d in source.definitions}, dict[str, str]()
+    chosen = {name for _, name in kernel.templates} if kernel else set()
+    for name, value in {**{f"{name}_type": type_ for name, type_ in types.items()}, **values}.items():
+        spelled = [s for s in (name, name.upper(), name.lower()) if s in used and s not in chosen]
+        if spelled:
+            macros[min(spelled, key=lambda s: s not in own)] = str(int(value) if isinstance(value, bool) else value)
+        elif name in needed and name not in chosen:
+            raise TemplateError(
+                f"parameter {name!r} of the space is no macro of {file}: use {name} in the source where its value"
+                " belongs, or take it out of the space in kernel.py"
+            )
+    edits = [(*d.place, b"\n" * source.bytes.count(b"\n", *d.place)) for d in source.definitions if d.name in macros]
+    after = ""
+    if kernel is not None and kernel.templates:
+        edits += _as_device_function(source, kernel)
+        after = _instance(source, kernel, {**types}, {**values}, file)
+    elif kernel is not None and not kernel.has_c_linkage:  # the name by which the driver finds it must be the one in the source
+        edits.append((kernel.node.start_byte, kernel.node.start_byte, b'extern "C" '))
+    code = bytearray(source.bytes)
+    for begin, end, instead in sorted(edits, reverse=True):
+        code[begin:end] = instead
+    before = [f"#define {name} {value}" for name, value in macros.items()]
+    if kernel is not None:
+        declared = used - own - macros.keys()
+        before += [STANDARD[name] for name in sorted(declared & STANDARD.keys())]
+    return "".join(f"{line}\n" for line in (*before, f'#line 1 "{file.name}"')) + code.decode() + after
+
+
+def _as_device_function(source: PlainSource, kernel: EntryPoint) -> Iterator[tuple[int, int, bytes]]:
+    """Edits that make a template of kernels one of functions that a kernel can call."""
+    function = next(source.within(kernel.node, "function_definition"))
+    for child in function.children:
+        if child.type == "__global__":
+            yield child.start_byte, child.end_byte, b"__device__ __forceinline__"
+        elif child.type == "launch_bounds":
+            yield child.start_byte, child.end_byte, b""
+
+
+def _instance(
+    source: PlainSource, kernel: EntryPoint, types: Mapping[str, str], values: Mapping[str, Value], file: Path
+) -> str:
+    """A kernel that calls the template: its types are those of the arguments that are declared with them."""
+    given = dict[str, str]()
+    for kind, name in kernel.templates:
+        of_type = next((types[p.name] for p in kernel.parameters if p.type == name and p.name in types), None)
+        found = of_type if kind in ("typename", "class") else values.get(name)
+        if found is None and name in values:
+            found = values[name]
+        if found is None:
+            raise TemplateError(
+                f"{file}: template parameter {name!r} of {kernel.name} has no value: give the space in kernel.py a parameter"
+                f" {name!r}"
+            )
+        given[name] = str(int(found) if isinstance(found, bool) else found)
+    declarator = next(source.within(kernel.node, "function_declarator"))
+    taken = next(source.within(declarator, "parameter_list"))
+    instead = re.compile("|".join(rf"\b{name}\b" for name in given))
+    parameters = instead.sub(lambda name: given[name[0]], source.code(taken))
+    bounds = instead.sub(lambda name: given[name[0]], kernel.bounds)
+    call = f"{kernel.name}<{', '.join(given.values())}>({', '.join(p.name for p in kernel.parameters)})"
+    return f'\nextern "C" __global__ void {bounds} {kernel.name}{parameters} {{ {call}; }}\n'
 
 
 @cache
