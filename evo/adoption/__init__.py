@@ -1,0 +1,301 @@
+"""What a CUDA source shows of the kernel in it, so far as nobody has to say it: arguments and their roles, choices, launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, geometry_of, in_python
+from evo.adoption.roles import Role, roles_of
+from evo.errors import CompileError, TemplateError, UnknownNameError, UsageError, error_line
+from evo.problem.kernel import DTYPE_BYTES, Argument
+from evo.problem.loading import own_notations
+from evo.problem.plain import EntryPoint, PlainSource, fill_plain, read_source, text_of
+from evo.problem.render import Source
+from evo.problem.space import Value
+from evo.targets import compile_source, find_target
+
+NOTATION = next(n for n in own_notations() if n.declares_kernels)
+"""The language whose sources can be adopted."""
+(TARGET,) = NOTATION.targets
+ARCH = find_target(TARGET).example_arch
+
+_THREADS = re.compile(r"(n?_?threads?|block|tpb)(_?(size|dim|per_block|count|num))?_?[xyz]?", re.IGNORECASE)
+_FACT = re.compile(r"k?warp_?size|__.*|cuda.*", re.IGNORECASE)
+"""Names of facts of the hardware or of the compiler, which are not to be searched."""
+_TYPES = {
+    "float32": ("float", "float2", "float3", "float4"),
+    "float64": ("double", "double2"),
+    "float16": ("__half", "half", "__half2", "half2", "at::Half", "c10::Half"),
+    "bfloat16": ("__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162", "at::BFloat16", "c10::BFloat16"),
+    "int32": ("int", "unsigned", "unsigned int", "int32_t", "uint32_t", "int2", "int3", "int4", "uint"),
+    "int64": ("long", "long long", "unsigned long", "unsigned long long", "int64_t", "uint64_t", "size_t", "long int"),
+    "int16": ("short", "unsigned short", "int16_t", "uint16_t"),
+    "int8": ("char", "signed char", "int8_t"),
+    "uint8": ("unsigned char", "uint8_t", "uchar", "uchar4"),
+    "bool": ("bool",),
+}
+_DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
+BEFORE = "_before"
+"""What is put behind the name of an argument that is updated in place, for what it holds before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adopted:
+    """A kernel of a file, as its kernel.py states it."""
+
+    entry: str
+    dtypes: tuple[str, ...]
+    arguments: tuple[Argument, ...]
+    dimensions: tuple[str, ...]
+    sizes: Mapping[str, int]
+    """Sizes of the example."""
+    fixed: tuple[str, ...] = ()
+    """Dimensions that are macros."""
+    options: Mapping[str, float] = field(default_factory=dict)
+    parameters: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    default: Mapping[str, Value] = field(default_factory=dict)
+    threads: str = ""
+    """Of a block, in Python; empty where the file does not show it."""
+    tiles: str = ""
+    axes: bool = False
+    smem_bytes: str = "0"
+    block: tuple[str, ...] = ()
+    """Threads along each axis, in Python."""
+    questions: tuple[str, ...] = ()
+    """What only the author knows of the arguments."""
+    left_out: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+
+
+def adopt(file: Path, entry: str | None) -> Adopted:
+    """The kernel of a file, or the one that `entry` names of several. Raises UsageError for a source that is no CUDA kernel
+    or does not compile, DeviceError without a compiler."""
+    try:
+        source = read_source(text_of(file))
+    except TemplateError as error:
+        raise UsageError(f"--cu {error}") from None
+    known = list(source.entry_points)
+    if not known:
+        raise UsageError(f"--cu {file} has no entry point: a kernel is a function declared __global__ void NAME(...)")
+    if entry is None and len(known) > 1:
+        raise UsageError(f"--cu {file} has several entry points: choose one with --entry, of {', '.join(known)}")
+    if entry is not None and entry not in known:
+        raise UnknownNameError(f"entry point of {file}", entry, known)
+    return _Reading(file, source, source.entry_points[entry or known[0]]).adopted()
+
+
+class _Reading:
+    """One kernel of a file."""
+
+    def __init__(self, file: Path, source: PlainSource, entry: EntryPoint) -> None:
+        self._file, self._whole = file, source
+        text, self._left_out = source.part(entry.name, lambda name: (file.parent / name).is_file())
+        self._part = read_source(text)
+        self._entry = self._part.entry_points[entry.name]
+        self._types = self._of_templates()
+
+    def adopted(self) -> Adopted:
+        roles = roles_of(self._part, self._entry)
+        arguments, unsure = list[Argument](), list[str]()
+        for p in self._entry.parameters:
+            arguments += self._arguments(p.name, roles.get(p.name), unsure)
+        arguments.sort(key=lambda a: a.kind == "input" and a.name.endswith(BEFORE))  # these are no parameters
+        choices, numbers = self._choices()
+        headers = self._compile(choices, numbers)
+        scalars = [a.name for a in arguments if a.kind == "scalar" and a.dtype in ("int32", "int64")]
+        dimensions = [*scalars, *numbers] or ["n"]
+        geometry = geometry_of(self._whole, self._entry, [*scalars, *numbers], choices)
+        geometry, choices = self._with_threads(geometry, choices)
+        tensors = [a for a in arguments if a.kind != "scalar"]
+        dtype = next((a.dtype for a in tensors if a.dtype in DTYPE_BYTES), "float32")
+        dtypes = self._types or (dtype,)
+        shape = tuple(dimensions) if len(dimensions) == 1 else ()
+        unknown = [a.name for a in tensors if not a.dtype]
+        questions = [f"the shapes of {', '.join(a.name for a in tensors)} in the dimensions {', '.join(dimensions)}"]
+        if shape and scalars and not unknown:
+            questions = []
+        questions += [f"the dtype of {', '.join(unknown)}"] if unknown else []
+        return Adopted(
+            entry=self._entry.name,
+            dtypes=dtypes,
+            arguments=tuple(
+                replace(a, shape=shape, dtype="problem" if a.dtype in ("", *dtypes) else a.dtype) if a in tensors else a
+                for a in arguments
+            ),
+            dimensions=tuple(dimensions),
+            sizes={d: numbers.get(d, 1024) for d in dimensions},
+            fixed=tuple(numbers),
+            options={a.name: 1.0 for a in arguments if a.kind == "scalar" and a.dtype == "float32"},
+            parameters=choices,
+            default={name: self._default(name, values) for name, values in choices.items()},
+            questions=(*questions, *unsure),
+            left_out=tuple(self._left_out),
+            headers=headers,
+            **self._launch(geometry, [*scalars, *numbers]),  # type: ignore[arg-type]
+        )
+
+    # -- arguments ----------------------------------------------------------------------------------------------------
+
+    def _of_templates(self) -> tuple[str, ...]:
+        """The dtypes for which a template is instantiated, if it is one of the type of its elements."""
+        places = [i for i, (kind, _) in enumerate(self._entry.templates) if kind in ("typename", "class")]
+        if not places:
+            return ()
+        made = [
+            launched.templates[place]
+            for launched in self._whole.launches
+            for place in places
+            if launched.name == self._entry.name and place < len(launched.templates)
+        ]
+        found = dict.fromkeys(_DTYPES[t] for t in made if _DTYPES.get(t) in DTYPE_BYTES)
+        return tuple(found) or ("float32",)
+
+    def _arguments(self, name: str, role: Role | None, unsure: list[str]) -> Iterator[Argument]:
+        parameter = next(p for p in self._entry.parameters if p.name == name)
+        of_template = parameter.type in {n for _, n in self._entry.templates}
+        dtype = self._types[0] if of_template and self._types else _DTYPES.get(parameter.type, "")
+        if role is None:
+            if dtype not in ("int32", "int64", "float32"):
+                raise UsageError(
+                    f"{self._file}: parameter {name!r} of {self._entry.name} is neither a pointer nor an int, long long or"
+                    " float: change it, or make it a macro"
+                )
+            yield Argument(name=name, kind="scalar", dtype=dtype)
+            return
+        dtype = dtype if parameter.pointers < 2 else ""
+        if role.unsure and not parameter.is_const:
+            unsure.append(f"whether {name} is an input or an output")
+        if not role.written or parameter.is_const:
+            kind = "output" if role.unsure and not role.read and not parameter.is_const else "input"
+            yield Argument(name=name, kind=kind, dtype=dtype)  # type: ignore[arg-type]
+        elif not role.read or (role.first == "written" and role.is_plainly_written):
+            yield Argument(name=name, kind="output", dtype=dtype)
+        elif role.added:
+            unsure.append(f"what {name} holds before a call, to which the kernel adds: zeros, or an input")
+            yield Argument(name=name, kind="output", dtype=dtype, initial="zeros")
+        else:
+            yield Argument(name=name, kind="output", dtype=dtype, initial=f"{name}{BEFORE}")
+            yield Argument(name=f"{name}{BEFORE}", kind="input", dtype=dtype)
+
+    # -- choices ------------------------------------------------------------------------------------------------------
+
+    def _choices(self) -> tuple[dict[str, tuple[Value, ...]], dict[str, int]]:
+        """What is to be searched, and sizes of the problem that are macros: a large number, or one with a single letter as its
+        name, is rather a size than a choice."""
+        used, asked = self._part.uses, self._part.asked
+        defined = {d.name for d in self._part.definitions}
+        found, sizes = dict[str, tuple[Value, ...]](), dict[str, int]()
+        for d in self._part.definitions:
+            value = d.value.strip("()uUlL ")
+            if d.follows or d.name not in used or _FACT.fullmatch(d.name) or not re.fullmatch(r"\d+|0x[0-9a-fA-F]+", value):
+                continue
+            number = int(value, 0)
+            if d.name in asked:
+                found[d.name] = tuple(sorted({number, 0, *asked[d.name]}))
+            elif number > 1024 or len(d.name) == 1:
+                sizes[d.name] = number
+            else:
+                found[d.name] = values_around(d.name, number)
+        for name in (n for n in asked if n not in defined and not _FACT.fullmatch(n)):
+            found[name] = tuple(sorted({0, 1, *asked[name]}))
+        for place, (kind, name) in enumerate(self._entry.templates):
+            if kind not in ("typename", "class"):
+                made = {l.templates[place] for l in self._whole.launches if l.name == self._entry.name and place < len(l.templates)}
+                numbers = tuple(sorted(int(n) for n in made if n.isdigit()))
+                truths = (False, True) if kind == "bool" else ()
+                found[name] = truths or (numbers if len(numbers) > 1 else values_around(name, numbers[0] if numbers else _guess(name)))
+        return found, sizes
+
+    def _default(self, name: str, values: tuple[Value, ...]) -> Value:
+        own = next((d.value.strip("()uUlL ") for d in self._part.definitions if d.name == name), "")
+        wanted: Value = int(own, 0) if own and int(own, 0) in values else _guess(name)
+        return wanted if wanted in values else values[0]
+
+    def _compile(self, choices: dict[str, tuple[Value, ...]], sizes: Mapping[str, int]) -> tuple[str, ...]:
+        """Adds choices for names that nothing defines, and gives the file's own headers. Raises UsageError if it does not
+        compile."""
+        undefined = dict[str, int]()
+        types = {p.name: NOTATION.types[self._types[0]] for p in self._entry.parameters if self._types and p.pointers}
+        while True:
+            values = {name: self._default(name, values) for name, values in choices.items()} | {**sizes}
+            try:
+                text = fill_plain(self._file, self._entry.name, values, types, (), declares_kernels=True)
+                folders = (str(self._file.resolve().parent),)
+                source = Source(text=text, target=TARGET, language=NOTATION.name, entry=self._entry.name, include_dirs=folders)
+                compile_source(source, ARCH, Path())
+                return tuple(source.includes)
+            except (CompileError, TemplateError) as error:
+                more = set(re.findall(r'identifier "(\w+)" is undefined', str(error))) - set(undefined)
+                more &= self._part.uses
+                if not more or isinstance(error, TemplateError):
+                    with_ = "".join(f" with {n}={v}" for n, v in undefined.items())
+                    raise UsageError(
+                        f"--cu {self._file} does not compile for {ARCH}{with_}: {error_line(str(error))} (NVRTC compiles device"
+                        " code, without the headers of the C++ library)"
+                    ) from None
+                undefined |= {name: _guess(name) for name in more}
+                choices |= {name: values_around(name, _guess(name)) for name in sorted(more)}
+
+    # -- the launch ---------------------------------------------------------------------------------------------------
+
+    def _with_threads(
+        self, geometry: Geometry, choices: dict[str, tuple[Value, ...]]
+    ) -> tuple[Geometry, dict[str, tuple[Value, ...]]]:
+        """The launch, with the number of threads as a choice where the code looks at blockDim and has no array for so many."""
+        axes, code = block_axes(self._part, self._entry), self._part.code(self._entry.node)
+        arrays = re.findall(r"__shared__[^;]*?((?:\[[^\]]*\])+)", code)
+        is_free = not any(re.search(r"\d", a) for a in arrays) and not self._entry.bounds and "blockDim" in code
+        threads = list(geometry.threads or [None] * axes) + [1] * (axes - len(geometry.threads or [None] * axes))
+        replaced = dict[Tree, Tree]()
+        for place, size in enumerate(threads):
+            axis = f"blockDim.{AXES[place]}"
+            own = [n for n in choices if _THREADS.fullmatch(n) and (axes == 1 or n.lower().endswith(AXES[place]))]
+            if size is None and own:
+                replaced[axis] = threads[place] = own[0]
+            elif (size is None or (isinstance(size, int) and size > 1)) and is_free:
+                name = "threads" if axes == 1 else f"threads_{AXES[place]}"
+                usual = size or (256 if axes == 1 else 16)
+                choices = {**choices, name: values_around("threads", usual) if axes == 1 else (1, 2, 4, 8, 16, 32)}
+                replaced[axis] = threads[place] = name
+                if size is not None:
+                    replaced[size] = name
+            elif size is not None:
+                replaced[axis] = size
+        tiles = tuple((whole, _replaced(size, replaced)) for whole, size in geometry.tiles)
+        smem = _replaced(geometry.smem_bytes, replaced)
+        return Geometry(() if None in threads else tuple(threads), tiles, smem), choices
+
+    def _launch(self, geometry: Geometry, dimensions: Collection[str]) -> dict[str, object]:
+        block = tuple(in_python(part, dimensions, of_workload=True) for part in geometry.threads)
+        names = [in_python(size, dimensions, of_workload=True) for _, size in geometry.tiles]
+        tiles = [f'("{in_python(whole, dimensions, of_workload=False)}", {size})' for (whole, _), size in zip(geometry.tiles, names, strict=True)]
+        has_dynamic = bool(re.search(r"extern\s+__shared__", self._part.code(self._entry.node)))
+        shown = not any("blockDim" in text for text in (*block, *names)) and not (has_dynamic and not geometry.smem_bytes)
+        return {
+            "block": block,
+            "threads": (block[0] if len(block) == 1 else f"({', '.join(block)})") if block and shown else "",
+            "tiles": "".join(f"{tile}, " for tile in tiles).strip() if shown else "",
+            "axes": len(tiles) > 1,
+            "smem_bytes": in_python(geometry.smem_bytes, dimensions, of_workload=True),
+        }
+
+
+def _replaced(tree: Tree, instead: Mapping[Tree, Tree]) -> Tree:
+    if isinstance(tree, tuple):
+        return (tree[0], *(_replaced(part, instead) for part in tree[1:]))
+    return instead.get(tree, tree)
+
+
+def _guess(name: str) -> int:
+    return 256 if _THREADS.fullmatch(name) else 4
+
+
+def values_around(name: str, default: int) -> tuple[Value, ...]:
+    """The values to try: powers of two around the default."""
+    one_axis = _THREADS.fullmatch(name) and default >= 64
+    power = 256 if one_axis else 1 << max(default.bit_length() - 1, 0)
+    factors = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4) if one_axis else (1 / 4, 1 / 2, 1, 2, 4)
+    return tuple(sorted({default, *(int(power * f) for f in factors if power * f >= 1)})) if default else (0, 1)

@@ -110,7 +110,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             "digest": kernel.digest,
             "entry": kernel.entry,
             "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
-            "arguments": [_argument_record(a) for a in kernel.arguments],
+            "arguments": [_argument_record(a) for a in kernel.parameters],
             "tolerance": {dtype: asdict(kernel.tolerance[dtype]) for dtype in kernel.tolerance if dtype in _dtypes(kernel)},
         },
         "measured_on": [{name: told for name, told in part.environment.items() if told} for part in parts],

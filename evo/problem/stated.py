@@ -46,6 +46,20 @@ def wrong_ties(kernel: Kernel, output: Argument, name: str, axis: int) -> str:
     return f"does not fit its shape {output.shape}: that of {name!r}, {shape}, without axis {axis} or with another there"
 
 
+def wrong_initial(kernel: Kernel, output: Argument) -> str:
+    """What is wrong with the `initial` of an argument; empty if nothing is."""
+    if output.kind != "output":
+        return "is for outputs alone"
+    found = next((a for a in kernel.arguments if a.name == output.initial and a.kind == "input"), None)
+    if output.initial == "zeros":
+        return ""
+    if found is None:
+        return f"is {output.initial!r}: write 'zeros', or name an input"
+    if (found.shape, found.dtype, found.optional) != (output.shape, output.dtype, output.optional):
+        return f"is the input {found.name!r}, whose shape, dtype or `optional` is another"
+    return "" if sum(a.initial == found.name for a in kernel.arguments) == 1 else f"is {found.name!r}, as is another's"
+
+
 def faults_of_arguments(kernel: Kernel) -> Iterator[str]:
     """What is wrong with the arguments as a whole, their kinds, and what their shapes are made of."""
     names = [a.name for a in kernel.arguments]

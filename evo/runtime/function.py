@@ -267,6 +267,9 @@ def explain({positional}):
         for output, form in self._outputs.items():
             made, asked_for = self._made(outputs[output], form), self._is_asked(output)
             yield f"{output}_ = {made}{f' if {asked_for} else None' if asked_for else ''}"
+        for output, initial in ((a.name, a.initial) for a in arguments if a.initial and a.name in self._outputs):
+            given = f"if {output}_ is not None:\n    " if self._is_asked(output) else ""
+            yield given + (f"{output}_.zero_()" if initial == "zeros" else f"{output}_.copy_({bound.inputs[initial]})")
         if any(a.kind == "workspace" for a in arguments):
             yield f"_held = workspace(_chosen, {bound.first})"
             yield "_memory = [t.data_ptr() for t in _held]"
@@ -309,7 +312,7 @@ def explain({positional}):
                 number += 1
             elif a.stride_of is not None:
                 values[a.name] = f"stride_{a.stride_of[0]}[{a.stride_of[1]}]"
-        for a in self._kernel.arguments:
+        for a in self._kernel.parameters:
             if a.kind == "structure":
                 fields = (values.get(name) or in_python(bound.number(name)) for name in a.fields)
                 yield f"_pack({a.layout!r}, {', '.join(fields)})"

@@ -200,11 +200,14 @@ class _Writer:
             elif bound.is_optional(output):
                 made = f"{in_cpp(bound.size(output), self._read)} ? {made} : Tensor()"
             yield f"    Tensor out_{output} = {made};"
+            if initial := next(a.initial for a in arguments if a.name == output):
+                filled = "zero_()" if initial == "zeros" else f"copy_(*a.{bound.inputs[initial]}_)"
+                yield f"    if (out_{output}.defined()) out_{output}.{filled};"
         if any(a.kind == "workspace" for a in arguments):
             yield f"    const Workspace memory(answer, problem, a.{self._first}_->options());"
         number, values, numbers = 0, list[str](), list[str]()
         structures = [line for a in arguments if a.kind == "structure" for line in self._structure(a)]
-        for a in arguments:
+        for a in self._kernel.parameters:
             values.append(f"p_{a.name}")
             if a.kind == "structure":
                 continue
