@@ -7,13 +7,16 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import jinja2
+from jinja2.meta import find_undeclared_variables
+
 from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, geometry_of, in_python
 from evo.adoption.roles import Role, roles_of
 from evo.errors import CompileError, TemplateError, UnknownNameError, UsageError, error_line
 from evo.problem.kernel import DTYPE_BYTES, Argument
 from evo.problem.loading import own_notations
 from evo.problem.plain import EntryPoint, PlainSource, fill_plain, read_source, text_of
-from evo.problem.render import Source
+from evo.problem.render import Source, template_environment
 from evo.problem.space import Value
 from evo.targets import compile_source, find_target
 
@@ -22,7 +25,7 @@ NOTATION = next(n for n in own_notations() if n.declares_kernels)
 (TARGET,) = NOTATION.targets
 ARCH = find_target(TARGET).example_arch
 
-_THREADS = re.compile(r"(n?_?threads?|block|tpb)(_?(size|dim|per_block|count|num))?_?[xyz]?", re.IGNORECASE)
+_THREADS = re.compile(r"(num_?|n_?)?(threads?|block|tpb|work_?group|wg|local)(_?(size|dim|per_block|count|num))?_?[xyz]?", re.IGNORECASE)
 _FACT = re.compile(r"k?warp_?size|__.*|cuda.*", re.IGNORECASE)
 """Names of facts of the hardware or of the compiler, which are not to be searched."""
 _TYPES = {
@@ -38,6 +41,8 @@ _TYPES = {
     "bool": ("bool",),
 }
 _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
+_MASK = 1 << 26
+"""From this on a number is no size."""
 BEFORE = "_before"
 """What is put behind the name of an argument that is updated in place, for what it holds before."""
 
@@ -68,15 +73,27 @@ class Adopted:
     """What only the author knows of the arguments."""
     left_out: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
+    variables: Mapping[str, str | int] = field(default_factory=dict)
+    """Of a Jinja template, with a value of each."""
+
+    def as_template(self, text: str) -> str:
+        """A Jinja template of somebody's as one of ours: its variables are parameters, or the type of the elements."""
+        tensor = next(a.name for a in self.arguments if a.kind != "scalar")
+        given = {n: f"types.{tensor}" if isinstance(v, str) else f"p.{n}" for n, v in self.variables.items()}
+        linked = re.sub(rf'(?<!"C" )(__global__(?=[^;{{}}]*?\b{self.entry}\s*\())', r'extern "C" \1', text, count=1)
+        return "".join(f"{{% set {name} = {value} %}}\n" for name, value in given.items()) + linked
 
 
 def adopt(file: Path, entry: str | None) -> Adopted:
     """The kernel of a file, or the one that `entry` names of several. Raises UsageError for a source that is no CUDA kernel
     or does not compile, DeviceError without a compiler."""
     try:
-        source = read_source(text_of(file))
-    except TemplateError as error:
-        raise UsageError(f"--cu {error}") from None
+        text, filled = text_of(file), dict[str, str | int]()
+        if re.search(r"\{\{|\{%", text):
+            text, filled = _rendered(text)
+    except (TemplateError, jinja2.TemplateError) as error:
+        raise UsageError(f"--cu {error if isinstance(error, TemplateError) else f'{file} is no Jinja template: {error}'}") from None
+    source = read_source(text)
     known = list(source.entry_points)
     if not known:
         raise UsageError(f"--cu {file} has no entry point: a kernel is a function declared __global__ void NAME(...)")
@@ -84,18 +101,27 @@ def adopt(file: Path, entry: str | None) -> Adopted:
         raise UsageError(f"--cu {file} has several entry points: choose one with --entry, of {', '.join(known)}")
     if entry is not None and entry not in known:
         raise UnknownNameError(f"entry point of {file}", entry, known)
-    return _Reading(file, source, source.entry_points[entry or known[0]]).adopted()
+    return _Reading(file, source, source.entry_points[entry or known[0]], filled).adopted()
+
+
+def _rendered(text: str) -> tuple[str, dict[str, str | int]]:
+    """A Jinja template with values for its variables, which are guessed by their names; and these."""
+    environment = template_environment()
+    names = sorted(find_undeclared_variables(environment.parse(text)))
+    filled = {name: "float" if re.search(r"type|real", name) else _guess(name, names) for name in names}
+    return environment.from_string(text).render(filled), filled
 
 
 class _Reading:
     """One kernel of a file."""
 
-    def __init__(self, file: Path, source: PlainSource, entry: EntryPoint) -> None:
-        self._file, self._whole = file, source
+    def __init__(self, file: Path, source: PlainSource, entry: EntryPoint, filled: Mapping[str, str | int]) -> None:
+        self._file, self._whole, self._filled = file, source, filled
         text, self._left_out = source.part(entry.name, lambda name: (file.parent / name).is_file())
         self._part = read_source(text)
         self._entry = self._part.entry_points[entry.name]
         self._types = self._of_templates()
+        self._guessed = {name: value for name, value in filled.items() if isinstance(value, int)}
 
     def adopted(self) -> Adopted:
         roles = roles_of(self._part, self._entry)
@@ -104,11 +130,11 @@ class _Reading:
             arguments += self._arguments(p.name, roles.get(p.name), unsure)
         arguments.sort(key=lambda a: a.kind == "input" and a.name.endswith(BEFORE))  # these are no parameters
         choices, numbers = self._choices()
-        headers = self._compile(choices, numbers)
+        headers = self._compile(choices, numbers, unsure)
         scalars = [a.name for a in arguments if a.kind == "scalar" and a.dtype in ("int32", "int64")]
         dimensions = [*scalars, *numbers] or ["n"]
         geometry = geometry_of(self._whole, self._entry, [*scalars, *numbers], choices)
-        geometry, choices = self._with_threads(geometry, choices)
+        geometry, choices, threads = self._with_threads(geometry, choices)
         tensors = [a for a in arguments if a.kind != "scalar"]
         dtype = next((a.dtype for a in tensors if a.dtype in DTYPE_BYTES), "float32")
         dtypes = self._types or (dtype,)
@@ -130,9 +156,10 @@ class _Reading:
             fixed=tuple(numbers),
             options={a.name: 1.0 for a in arguments if a.kind == "scalar" and a.dtype == "float32"},
             parameters=choices,
-            default={name: self._default(name, values) for name, values in choices.items()},
+            default={name: threads.get(name, self._default(name, values)) for name, values in choices.items()},
             questions=(*questions, *unsure),
-            left_out=tuple(self._left_out),
+            left_out=() if self._filled else tuple(self._left_out),
+            variables=self._filled,
             headers=headers,
             **self._launch(geometry, [*scalars, *numbers]),  # type: ignore[arg-type]
         )
@@ -187,16 +214,16 @@ class _Reading:
         name, is rather a size than a choice."""
         used, asked = self._part.uses, self._part.asked
         defined = {d.name for d in self._part.definitions}
-        found, sizes = dict[str, tuple[Value, ...]](), dict[str, int]()
+        found, sizes = {name: values_around(name, value) for name, value in self._guessed.items()}, dict[str, int]()
         for d in self._part.definitions:
-            value = d.value.strip("()uUlL ")
-            if d.follows or d.name not in used or _FACT.fullmatch(d.name) or not re.fullmatch(r"\d+|0x[0-9a-fA-F]+", value):
+            number = _number(d.value)
+            if d.follows or d.name not in used or _FACT.fullmatch(d.name) or number is None:
                 continue
-            number = int(value, 0)
             if d.name in asked:
                 found[d.name] = tuple(sorted({number, 0, *asked[d.name]}))
             elif number > 1024 or len(d.name) == 1:
-                sizes[d.name] = number
+                if number < _MASK:
+                    sizes[d.name] = number
             else:
                 found[d.name] = values_around(d.name, number)
         for name in (n for n in asked if n not in defined and not _FACT.fullmatch(n)):
@@ -210,19 +237,21 @@ class _Reading:
         return found, sizes
 
     def _default(self, name: str, values: tuple[Value, ...]) -> Value:
-        own = next((d.value.strip("()uUlL ") for d in self._part.definitions if d.name == name), "")
-        wanted: Value = int(own, 0) if own and int(own, 0) in values else _guess(name)
+        own = next((number for d in self._part.definitions if d.name == name and (number := _number(d.value)) in values), None)
+        wanted: Value = own if own is not None else self._guessed.get(name, _guess(name))
         return wanted if wanted in values else values[0]
 
-    def _compile(self, choices: dict[str, tuple[Value, ...]], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    def _compile(
+        self, choices: dict[str, tuple[Value, ...]], sizes: Mapping[str, int], unsure: list[str]
+    ) -> tuple[str, ...]:
         """Adds choices for names that nothing defines, and gives the file's own headers. Raises UsageError if it does not
-        compile."""
-        undefined = dict[str, int]()
+        compile, unless values that were guessed may be why."""
+        undefined = {name: _guess(name) for name in choices if name not in {d.name for d in self._part.definitions}}
         types = {p.name: NOTATION.types[self._types[0]] for p in self._entry.parameters if self._types and p.pointers}
         while True:
             values = {name: self._default(name, values) for name, values in choices.items()} | {**sizes}
             try:
-                text = fill_plain(self._file, self._entry.name, values, types, (), declares_kernels=True)
+                text = fill_plain(self._file, self._entry.name, values, types, (), True, self._whole.bytes.decode())
                 folders = (str(self._file.resolve().parent),)
                 source = Source(text=text, target=TARGET, language=NOTATION.name, entry=self._entry.name, include_dirs=folders)
                 compile_source(source, ARCH, Path())
@@ -230,26 +259,33 @@ class _Reading:
             except (CompileError, TemplateError) as error:
                 more = set(re.findall(r'identifier "(\w+)" is undefined', str(error))) - set(undefined)
                 more &= self._part.uses
+                if not more and undefined and isinstance(error, CompileError):
+                    with_ = ", ".join(f"{n}={v}" for n, v in undefined.items())
+                    unsure.append(f"values with which it compiles; with {with_}: {error_line(str(error))}")
+                    return ()
                 if not more or isinstance(error, TemplateError):
-                    with_ = "".join(f" with {n}={v}" for n, v in undefined.items())
                     raise UsageError(
-                        f"--cu {self._file} does not compile for {ARCH}{with_}: {error_line(str(error))} (NVRTC compiles device"
-                        " code, without the headers of the C++ library)"
+                        f"--cu {self._file} does not compile for {ARCH}: {error_line(str(error))} (NVRTC compiles device code,"
+                        " without the headers of the C++ library)"
                     ) from None
-                undefined |= {name: _guess(name) for name in more}
-                choices |= {name: values_around(name, _guess(name)) for name in sorted(more)}
+                undefined |= {name: _guess(name, {*more, *choices}) for name in more}
+                choices |= {name: values_around(name, undefined[name]) for name in sorted(more)}
+                self._guessed |= undefined
 
     # -- the launch ---------------------------------------------------------------------------------------------------
 
     def _with_threads(
         self, geometry: Geometry, choices: dict[str, tuple[Value, ...]]
-    ) -> tuple[Geometry, dict[str, tuple[Value, ...]]]:
+    ) -> tuple[Geometry, dict[str, tuple[Value, ...]], dict[str, int]]:
         """The launch, with the number of threads as a choice where the code looks at blockDim and has no array for so many."""
         axes, code = block_axes(self._part, self._entry), self._part.code(self._entry.node)
         arrays = re.findall(r"__shared__[^;]*?((?:\[[^\]]*\])+)", code)
         is_free = not any(re.search(r"\d", a) for a in arrays) and not self._entry.bounds and "blockDim" in code
-        threads = list(geometry.threads or [None] * axes) + [1] * (axes - len(geometry.threads or [None] * axes))
-        replaced = dict[Tree, Tree]()
+        threads: list[Tree] = list(geometry.threads or [None] * axes)
+        while len(threads) > axes and threads[-1] == 1:
+            threads.pop()
+        threads += [1] * (axes - len(threads))
+        replaced, usual = dict[Tree, Tree](), dict[str, int]()
         for place, size in enumerate(threads):
             axis = f"blockDim.{AXES[place]}"
             own = [n for n in choices if _THREADS.fullmatch(n) and (axes == 1 or n.lower().endswith(AXES[place]))]
@@ -257,16 +293,15 @@ class _Reading:
                 replaced[axis] = threads[place] = own[0]
             elif (size is None or (isinstance(size, int) and size > 1)) and is_free:
                 name = "threads" if axes == 1 else f"threads_{AXES[place]}"
-                usual = size or (256 if axes == 1 else 16)
-                choices = {**choices, name: values_around("threads", usual) if axes == 1 else (1, 2, 4, 8, 16, 32)}
+                usual[name] = size or (256 if axes == 1 else 16)
+                values = values_around("threads", usual[name]) if axes == 1 else (1, 2, 4, 8, 16, 32, 64)
+                choices = {**choices, name: tuple(sorted({*values, usual[name]}))}
                 replaced[axis] = threads[place] = name
-                if size is not None:
-                    replaced[size] = name
             elif size is not None:
                 replaced[axis] = size
         tiles = tuple((whole, _replaced(size, replaced)) for whole, size in geometry.tiles)
         smem = _replaced(geometry.smem_bytes, replaced)
-        return Geometry(() if None in threads else tuple(threads), tiles, smem), choices
+        return Geometry(() if None in threads else tuple(threads), tiles, smem), choices, usual
 
     def _launch(self, geometry: Geometry, dimensions: Collection[str]) -> dict[str, object]:
         block = tuple(in_python(part, dimensions, of_workload=True) for part in geometry.threads)
@@ -289,8 +324,18 @@ def _replaced(tree: Tree, instead: Mapping[Tree, Tree]) -> Tree:
     return instead.get(tree, tree)
 
 
-def _guess(name: str) -> int:
-    return 256 if _THREADS.fullmatch(name) else 4
+def _number(text: str) -> int | None:
+    """A whole number as a macro has it; None for anything else."""
+    digits = text.strip("()uUlL ")
+    return int(digits, 0) if re.fullmatch(r"0|[1-9]\d*|0x[0-9a-fA-F]+", digits) else None
+
+
+def _guess(name: str, others: Collection[str] = ()) -> int:
+    """A value for a name that nothing defines. others: such names beside it, as a block of two axes has two."""
+    if not _THREADS.fullmatch(name):
+        return 4
+    along = [n for n in others if _THREADS.fullmatch(n) and n[:-1] == name[:-1] and n[-1].lower() in AXES]
+    return 256 if len(along) < 2 else 32 if name[-1].lower() == "x" else 4
 
 
 def values_around(name: str, default: int) -> tuple[Value, ...]:

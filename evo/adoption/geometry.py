@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evo.problem.plain import EntryPoint, Launched, Node, PlainSource
+from evo.problem.plain import EntryPoint, Launched, Node, PlainSource, read_source
 
 Tree = Any
 """An expression: a number, a name, or (operation, left, right)."""
@@ -15,6 +15,7 @@ Tree = Any
 AXES = "xyz"
 _CEIL = re.compile(r"ceil|c_?div|div_?up|div_?round_?up|round_?up_?div|num_?blocks", re.IGNORECASE)
 _SIZES = {"float": 4, "int": 4, "double": 8, "half": 2, "__half": 2, "__nv_bfloat16": 2, "char": 1, "float4": 16, "float2": 8}
+_LISTS = ("argument_list", "initializer_list", "parameter_list")
 _CODE = {"+": 1, "-": 1, "*": 2, "//": 2}
 
 
@@ -26,6 +27,10 @@ class Geometry:
     threads: tuple[Tree, ...] = ()
     tiles: tuple[tuple[Tree, Tree], ...] = ()
     smem_bytes: Tree = 0
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode()
 
 
 def block_axes(source: PlainSource, entry: EntryPoint) -> int:
@@ -87,9 +92,9 @@ class _Trees:
 
     def components(self, node: Node, deep: int = 0) -> list[Tree]:
         """The parts of a dim3, or the one number that an expression is."""
-        if node.type == "identifier" and (value := self._locals.get(self.source.text(node))) is not None and deep < 8:
+        if node.type == "identifier" and (value := self._locals.get(_text(node))) is not None and deep < 8:
             return self.components(value, deep + 1)
-        if node.type in ("argument_list", "initializer_list", "parameter_list"):
+        if node.type in _LISTS:
             return [self.tree(c) for c in node.named_children]
         called = node.child_by_field_name("function") if node.type == "call_expression" else None
         if called is not None and self.source.named(called) == "dim3":
@@ -97,11 +102,21 @@ class _Trees:
             return [self.tree(c) for c in (given.named_children if given else ())]
         return [self.tree(node)]
 
+    def names(self, node: Node, deep: int = 0) -> list[str]:
+        """The names that stand in the parts of a dim3, or for the one number; empty for what is no name."""
+        made = self._locals.get(_text(node)) if node.type == "identifier" else None
+        if made is not None and made.type in (*_LISTS, "call_expression") and deep < 8:
+            return self.names(made, deep + 1)
+        if node.type == "call_expression":
+            node = node.child_by_field_name("arguments") or node
+        parts = node.named_children if node.type in _LISTS else [node]
+        return [_text(n) if n.type in ("identifier", "parameter_declaration") else "" for n in parts]
+
     def tree(self, node: Node | None, deep: int = 0) -> Tree:
         """None for what is not understood."""
         if node is None or deep > 24:
             return None
-        text = self.source.text(node)
+        text = _text(node)
         if node.type == "number_literal":
             number = re.fullmatch(r"(\d+|0x[0-9a-fA-F]+)[uUlL]*", text)
             whole = re.fullmatch(r"(\d+)\.0*f?", text)
@@ -206,11 +221,16 @@ class _Host:
         known: dict[str, Tree] = {name: name for name in (*dimensions, *choices)}
         for parameter, argument in zip(entry.parameters, launched.arguments, strict=False):
             if argument.type == "identifier" and parameter.name in dimensions:
-                known[source.text(argument)] = parameter.name
+                known[_text(argument)] = parameter.name
         self._trees = _Trees(source, launched.function, known)
+        self._block = self._trees.components(launched.geometry[1])
+        for axis, name, size in zip(AXES, self._trees.names(launched.geometry[1]), self._block, strict=False):
+            if name and isinstance(size, int):  # what the name of its variable stands for is so many threads
+                known[name] = f"blockDim.{axis}"
 
     def geometry(self) -> Geometry:
-        grid, block, *more = map(self._trees.components, self._launched.geometry[:3])
+        block = self._block
+        grid, _, *more = map(self._trees.components, self._launched.geometry[:3])
         threads = tuple(block) if None not in block and not any({*_names(t)} & {*self._dimensions} for t in block) else ()
         tiles = _tiles([None if part is None else _cut(part) for part in grid], self._dimensions)
         smem = more[0][0] if more else 0
@@ -234,10 +254,10 @@ class _Body:
         for axis in AXES:
             if not re.search(rf"\bblockIdx\s*\.\s*{axis}\b", self._source.code(self._entry.node)):
                 continue
-            cuts += [None] * (AXES.index(axis) - len(cuts))
+            cuts += [(1, 1)] * (AXES.index(axis) - len(cuts))
             cuts.append(self._along(axis, threads))
         known = tuple(threads.get(axis) for axis in AXES[: self._axes])
-        return Geometry(() if None in known else known, _tiles([cut or (1, 1) for cut in cuts] if any(cuts) else [None], self._dimensions))
+        return Geometry(() if None in known else known, _tiles(cuts or [None], self._dimensions))
 
     def _along(self, axis: str, threads: dict[str, Tree]) -> tuple[Tree, Tree] | None:
         """What the grid cuts along an axis. Notes in `threads` of how many threads a block's piece shows the axis to be."""
@@ -258,15 +278,28 @@ class _Body:
 
     def _compared(self, name: str) -> Tree:
         """The dimensions that a variable is compared with, to be below."""
-        for compared in self._source.within(self._entry.node, "binary_expression"):
-            operator = compared.child_by_field_name("operator")
-            left, right = compared.child_by_field_name("left"), compared.child_by_field_name("right")
-            if operator is None or left is None or operator.type not in ("<", ">=", "<=", ">"):
-                continue
-            if self._source.text(left) == name and (whole := self._trees.tree(right)) is not None:
-                if not {*_names(whole)} - {*self._dimensions}:
-                    return whole if operator.type in ("<", ">=") else _made("+", whole, 1)
+        code = self._source.code(self._entry.node)
+        for found in re.finditer(rf"\b{re.escape(name)}\s*(<=?|>=?)(?![<>=])([^;&|?<>=]+)", code) if name else ():
+            whole = self._trees.tree(_expression(_balanced(found[2])))
+            if whole is not None and {*_names(whole)} <= {*self._dimensions} and not isinstance(whole, int):
+                return whole if found[1] in ("<", ">=") else _made("+", whole, 1)
         return None
+
+
+def _balanced(text: str) -> str:
+    """A text up to where a parenthesis is closed that it does not open."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            return text[:place]
+    return text
+
+
+def _expression(text: str) -> Node | None:
+    source = read_source(f"int q = {text};")
+    made = next(source.within(source.root, "init_declarator"), None)
+    return made.child_by_field_name("value") if made is not None else None
 
 
 def _coefficient(tree: Tree, name: str) -> Tree:

@@ -183,6 +183,8 @@ class _Reader:
                 self._note(pointers, "read" if place else "written")
             elif called is not None:
                 self._follow(called, place, pointers)
+            elif name in self._source.macros:
+                self._note(pointers, "read")
             elif name and name[0].isalpha():
                 for pointer in pointers:
                     self._roles[pointer].unsure = True

@@ -10,6 +10,7 @@ from evo.adoption import ARCH, NOTATION, TARGET, Adopted, adopt
 from evo.cli.options import Json, answer
 from evo.errors import UsageError
 from evo.problem.loading import UNFILLED, kernel_names, own_notations, unfilled
+from evo.problem.plain import text_of
 from evo.problem.render import template_environment
 from evo.report.terminal import Terminal
 from evo.targets import answers
@@ -44,6 +45,8 @@ def new(
     links = dict[str, Path]()
     if cu is not None and adopted is not None:
         links = {_TEMPLATE: cu, **{header: cu.parent / header for header in adopted.headers}}
+        if adopted.variables:
+            files[f"{_TEMPLATE}.j2"] = adopted.as_template(text_of(links.pop(_TEMPLATE)))
         files["cpu.cpp"] = environment.get_template("_cpu.cpp.j2").render(facts)
     else:
         starters = [(n.targets[0], path) for n in own_notations() if (path := _STARTER.with_suffix(n.suffix)).is_file()]

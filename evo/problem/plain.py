@@ -7,7 +7,7 @@ all branches of an #if are seen. Places are offsets in UTF-8.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -97,6 +97,14 @@ class Launched(NamedTuple):
 def read_source(text: str) -> PlainSource:
     """The source, parsed once."""
     return PlainSource(text)
+
+
+def _is_unclear(item: Node) -> bool:
+    """Whether an item's ends are: those of an #if do not fit those of what is in it."""
+    holder = item.parent
+    while holder is not None and not (holder.type in _QUESTIONS and holder.has_error):
+        holder = holder.parent
+    return holder is not None
 
 
 class PlainSource:
@@ -224,6 +232,12 @@ class PlainSource:
         return found
 
     @cached_property
+    def macros(self) -> Mapping[str, str]:
+        """The text of each macro with parameters, by name."""
+        parts = ((n.child_by_field_name("name"), n.child_by_field_name("value")) for n in self.within(self.root, "preproc_function_def"))
+        return {self.text(name): self.text(value) if value else "" for name, value in parts if name}
+
+    @cached_property
     def uses(self) -> frozenset[str]:
         """Names that are used, apart from their definitions and questions whether they are defined."""
         code = bytearray(self.bytes)
@@ -258,21 +272,28 @@ class PlainSource:
         is_there: whether there is a local header of a name."""
         kept = self._kept(entry)
         blanks, left_out = list[Place](), list[str]()
-        for item in self._items(self.root):
+        for item in sorted(self._items(self.root), key=lambda item: item.type != "preproc_include"):
             if item.type == "preproc_include":
                 path = item.child_by_field_name("path")
                 name = self.text(path).strip('<>"') if path else ""
                 if not (_OF_DEVICES.fullmatch(name) or is_there(name)):
                     blanks.append((item.start_byte, item.end_byte))
                     left_out.append(f"#include <{name}>")
-            elif not self._is_kept(item, kept, entry):
+            elif not item.has_error and not _is_unclear(item) and not self._is_kept(item, kept, entry):
                 blanks.append((item.start_byte, item.end_byte))
                 if item.type == "function_definition" or item.type == "template_declaration":
                     left_out.append(self.named(next(self.within(item, "function_declarator"), None)) or item.type)
+        code = self._without(blanks)
+        if entry not in read_source(code).entry_points:  # an #if parts what belongs together
+            includes = [n for n in left_out if n.startswith("#")]
+            return self._without(blanks[: len(includes)]), includes
+        return code, [name for name in dict.fromkeys(left_out) if name]
+
+    def _without(self, blanks: Sequence[Place]) -> str:
         code = bytearray(self.bytes)
         for begin, end in blanks:
             code[begin:end] = re.sub(rb"[^\n]", b" ", self.bytes[begin:end])
-        return code.decode(), [name for name in dict.fromkeys(left_out) if name]
+        return code.decode()
 
     def _items(self, node: Node) -> Iterator[Node]:
         """What stands on its own: functions, types, variables, includes, macros."""
@@ -352,15 +373,16 @@ def fill_plain(
     types: Mapping[str, str],
     needed: Collection[str],
     declares_kernels: bool,
+    text: str | None = None,
 ) -> str:
     """The part of a source that an entry point needs, behind a `#define` of each value that it uses, less its own
     definitions of these names. Of a template it is the instance that the values and types give.
 
     types: of an argument's elements, or of the number that it is, by the argument's name; the macro is NAME_type. needed:
-    what has no effect but by a macro. Raises TemplateError for one that the source does not use, and for a source without
-    the entry point.
+    what has no effect but by a macro. text: of the file, where it is another. Raises TemplateError for one that the source
+    does not use, and for a source without the entry point.
     """
-    source, kernel = read_source(text_of(file)), None
+    source, kernel = read_source(text_of(file) if text is None else text), None
     if declares_kernels:
         if (kernel := source.entry_points.get(entry)) is not None:
             source = read_source(source.part(entry, lambda name: (file.parent / name).is_file())[0])
@@ -373,7 +395,7 @@ def fill_plain(
     used, own, macros = source.uses, {d.name for d in source.definitions}, dict[str, str]()
     chosen = {name for _, name in kernel.templates} if kernel else set()
     for name, value in {**{f"{name}_type": type_ for name, type_ in types.items()}, **values}.items():
-        spelled = [s for s in (name, name.upper(), name.lower()) if s in used and s not in chosen]
+        spelled = [s for s in (name, name.upper(), name.lower()) if s in used and name not in chosen]
         if spelled:
             macros[min(spelled, key=lambda s: s not in own)] = str(int(value) if isinstance(value, bool) else value)
         elif name in needed and name not in chosen:
