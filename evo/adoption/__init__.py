@@ -227,7 +227,8 @@ class _Reading:
             else:
                 found[d.name] = values_around(d.name, number)
         for name in (n for n in asked if n not in defined and not _FACT.fullmatch(n)):
-            found[name] = tuple(sorted({0, 1, *asked[name]}))
+            found[name] = asked[name] if len(asked[name]) > 1 else tuple(sorted({0, 1, *asked[name]}))
+            self._guessed[name] = asked[name][0] if asked[name] else 0
         for place, (kind, name) in enumerate(self._entry.templates):
             if kind not in ("typename", "class"):
                 made = {l.templates[place] for l in self._whole.launches if l.name == self._entry.name and place < len(l.templates)}
@@ -246,7 +247,7 @@ class _Reading:
     ) -> tuple[str, ...]:
         """Adds choices for names that nothing defines, and gives the file's own headers. Raises UsageError if it does not
         compile, unless values that were guessed may be why."""
-        undefined = {name: _guess(name) for name in choices if name not in {d.name for d in self._part.definitions}}
+        undefined = {name: self._guessed[name] for name in choices if name in self._guessed}
         types = {p.name: NOTATION.types[self._types[0]] for p in self._entry.parameters if self._types and p.pointers}
         while True:
             values = {name: self._default(name, values) for name, values in choices.items()} | {**sizes}
@@ -258,7 +259,7 @@ class _Reading:
                 return tuple(source.includes)
             except (CompileError, TemplateError) as error:
                 more = set(re.findall(r'identifier "(\w+)" is undefined', str(error))) - set(undefined)
-                more &= self._part.uses
+                more &= self._part.uses - self._part.declared
                 if not more and undefined and isinstance(error, CompileError):
                     with_ = ", ".join(f"{n}={v}" for n, v in undefined.items())
                     unsure.append(f"values with which it compiles; with {with_}: {error_line(str(error))}")

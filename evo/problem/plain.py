@@ -232,6 +232,13 @@ class PlainSource:
         return found
 
     @cached_property
+    def declared(self) -> frozenset[str]:
+        """Names of variables, parameters, types and functions."""
+        kinds = ("init_declarator", "declaration", "parameter_declaration", "type_definition", "function_definition", "field_declaration")
+        found = {self.named(node.child_by_field_name("declarator")) for node in self.within(self.root, *kinds)}
+        return frozenset(found | {name for item in self._items(self.root) for name in self._names(item)}) - {""}
+
+    @cached_property
     def macros(self) -> Mapping[str, str]:
         """The text of each macro with parameters, by name."""
         parts = ((n.child_by_field_name("name"), n.child_by_field_name("value")) for n in self.within(self.root, "preproc_function_def"))
