@@ -1,4 +1,4 @@
-"""What a CUDA source shows of the kernel in it, so far as nobody has to say it: arguments and their roles, choices, launch."""
+"""What a CUDA source shows of the kernel in it: its arguments and their roles, its choices, its launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ NOTATION = next(n for n in own_notations() if n.declares_kernels)
 (TARGET,) = NOTATION.targets
 ARCH = find_target(TARGET).example_arch
 
-_THREADS = re.compile(r"(num_?|n_?)?(threads?|block|tpb|work_?group|wg|local)(_?(size|dim|per_block|count|num))?_?[xyz]?", re.IGNORECASE)
+_THREADS = re.compile(
+    r"(num_?|n_?)?(threads?|block|tpb|work_?group|wg|local)(_?(size|dim|per_block|count|num))?_?[xyz]?", re.IGNORECASE
+)
 _FACT = re.compile(r"k?warp_?size|__.*|cuda.*", re.IGNORECASE)
 """Names of facts of the hardware or of the compiler, which are not to be searched."""
 _TYPES = {
@@ -92,7 +94,8 @@ def adopt(file: Path, entry: str | None) -> Adopted:
         if re.search(r"\{\{|\{%", text):
             text, filled = _rendered(text)
     except (TemplateError, jinja2.TemplateError) as error:
-        raise UsageError(f"--cu {error if isinstance(error, TemplateError) else f'{file} is no Jinja template: {error}'}") from None
+        what = f"{file} is no Jinja template: " if isinstance(error, jinja2.TemplateError) else ""
+        raise UsageError(f"--cu {what}{error}") from None
     source = read_source(text)
     known = list(source.entry_points)
     if not known:
@@ -129,6 +132,10 @@ class _Reading:
         for p in self._entry.parameters:
             arguments += self._arguments(p.name, roles.get(p.name), unsure)
         arguments.sort(key=lambda a: a.kind == "input" and a.name.endswith(BEFORE))  # these are no parameters
+        if not any(a.kind == "output" for a in arguments):
+            raise UsageError(
+                f"{self._file}: {self._entry.name} writes to none of its arguments: it has no result to search by"
+            )
         choices, numbers = self._choices()
         headers = self._compile(choices, numbers, unsure)
         scalars = [a.name for a in arguments if a.kind == "scalar" and a.dtype in ("int32", "int64")]
@@ -196,7 +203,7 @@ class _Reading:
         if role.unsure and not parameter.is_const:
             unsure.append(f"whether {name} is an input or an output")
         if not role.written or parameter.is_const:
-            kind = "output" if role.unsure and not role.read and not parameter.is_const else "input"
+            kind = "input" if role.read or parameter.is_const else "output"
             yield Argument(name=name, kind=kind, dtype=dtype)  # type: ignore[arg-type]
         elif not role.read or (role.first == "written" and role.is_plainly_written):
             yield Argument(name=name, kind="output", dtype=dtype)
@@ -210,9 +217,9 @@ class _Reading:
     # -- choices ------------------------------------------------------------------------------------------------------
 
     def _choices(self) -> tuple[dict[str, tuple[Value, ...]], dict[str, int]]:
-        """What is to be searched, and sizes of the problem that are macros: a large number, or one with a single letter as its
-        name, is rather a size than a choice."""
-        used, asked = self._part.uses, self._part.asked
+        """What is to be searched, and sizes of the problem that are macros: a large number, or one with a single letter as
+        its name, is rather a size than a choice."""
+        used, asked = self._part.uses, self._part.asked(self._entry.name)
         defined = {d.name for d in self._part.definitions}
         found, sizes = {name: values_around(name, value) for name, value in self._guessed.items()}, dict[str, int]()
         for d in self._part.definitions:
@@ -231,15 +238,16 @@ class _Reading:
             self._guessed[name] = asked[name][0] if asked[name] else 0
         for place, (kind, name) in enumerate(self._entry.templates):
             if kind not in ("typename", "class"):
-                made = {l.templates[place] for l in self._whole.launches if l.name == self._entry.name and place < len(l.templates)}
-                numbers = tuple(sorted(int(n) for n in made if n.isdigit()))
-                truths = (False, True) if kind == "bool" else ()
-                found[name] = truths or (numbers if len(numbers) > 1 else values_around(name, numbers[0] if numbers else _guess(name)))
+                own = (launched.templates for launched in self._whole.launches if launched.name == self._entry.name)
+                texts = {given[place] for given in own if place < len(given)}
+                numbers = tuple(sorted(int(text) for text in texts if text.isdigit()))
+                usual = values_around(name, numbers[0] if numbers else _guess(name))
+                found[name] = (False, True) if kind == "bool" else numbers if len(numbers) > 1 else usual
         return found, sizes
 
     def _default(self, name: str, values: tuple[Value, ...]) -> Value:
-        own = next((number for d in self._part.definitions if d.name == name and (number := _number(d.value)) in values), None)
-        wanted: Value = own if own is not None else self._guessed.get(name, _guess(name))
+        own = (_number(d.value) for d in self._part.definitions if d.name == name)
+        wanted: Value = next((n for n in own if n in values), None) or self._guessed.get(name, _guess(name))
         return wanted if wanted in values else values[0]
 
     def _compile(
@@ -254,7 +262,8 @@ class _Reading:
             try:
                 text = fill_plain(self._file, self._entry.name, values, types, (), True, self._whole.bytes.decode())
                 folders = (str(self._file.resolve().parent),)
-                source = Source(text=text, target=TARGET, language=NOTATION.name, entry=self._entry.name, include_dirs=folders)
+                name = self._entry.name
+                source = Source(text=text, target=TARGET, language=NOTATION.name, entry=name, include_dirs=folders)
                 compile_source(source, ARCH, Path())
                 return tuple(source.includes)
             except (CompileError, TemplateError) as error:
@@ -266,8 +275,8 @@ class _Reading:
                     return ()
                 if not more or isinstance(error, TemplateError):
                     raise UsageError(
-                        f"--cu {self._file} does not compile for {ARCH}: {error_line(str(error))} (NVRTC compiles device code,"
-                        " without the headers of the C++ library)"
+                        f"--cu {self._file} does not compile for {ARCH}: {error_line(str(error))} (NVRTC compiles device"
+                        " code, without the headers of the C++ library)"
                     ) from None
                 undefined |= {name: _guess(name, {*more, *choices}) for name in more}
                 choices |= {name: values_around(name, undefined[name]) for name in sorted(more)}
@@ -278,7 +287,8 @@ class _Reading:
     def _with_threads(
         self, geometry: Geometry, choices: dict[str, tuple[Value, ...]]
     ) -> tuple[Geometry, dict[str, tuple[Value, ...]], dict[str, int]]:
-        """The launch, with the number of threads as a choice where the code looks at blockDim and has no array for so many."""
+        """The launch, with the number of threads as a choice where the code looks at blockDim and has no array for so many;
+        choices with these; and what they were."""
         axes, code = block_axes(self._part, self._entry), self._part.code(self._entry.node)
         arrays = re.findall(r"__shared__[^;]*?((?:\[[^\]]*\])+)", code)
         is_free = not any(re.search(r"\d", a) for a in arrays) and not self._entry.bounds and "blockDim" in code
@@ -292,7 +302,7 @@ class _Reading:
             own = [n for n in choices if _THREADS.fullmatch(n) and (axes == 1 or n.lower().endswith(AXES[place]))]
             if size is None and own:
                 replaced[axis] = threads[place] = own[0]
-            elif (size is None or (isinstance(size, int) and size > 1)) and is_free:
+            elif is_free and (size is None or (isinstance(size, int) and size > 1 and _fits(geometry, place, size))):
                 name = "threads" if axes == 1 else f"threads_{AXES[place]}"
                 usual[name] = size or (256 if axes == 1 else 16)
                 values = values_around("threads", usual[name]) if axes == 1 else (1, 2, 4, 8, 16, 32, 64)
@@ -300,14 +310,18 @@ class _Reading:
                 replaced[axis] = threads[place] = name
             elif size is not None:
                 replaced[axis] = size
-        tiles = tuple((whole, _replaced(size, replaced)) for whole, size in geometry.tiles)
+        tiles = list[tuple[Tree, Tree]]()
+        for place, (whole, size) in enumerate(geometry.tiles):
+            is_block = place < min(axes, len(geometry.threads)) and size == geometry.threads[place]
+            tiles.append((whole, threads[place] if is_block else _replaced(size, replaced)))
         smem = _replaced(geometry.smem_bytes, replaced)
-        return Geometry(() if None in threads else tuple(threads), tiles, smem), choices, usual
+        return Geometry(() if None in threads else tuple(threads), tuple(tiles), smem), choices, usual
 
     def _launch(self, geometry: Geometry, dimensions: Collection[str]) -> dict[str, object]:
         block = tuple(in_python(part, dimensions, of_workload=True) for part in geometry.threads)
         names = [in_python(size, dimensions, of_workload=True) for _, size in geometry.tiles]
-        tiles = [f'("{in_python(whole, dimensions, of_workload=False)}", {size})' for (whole, _), size in zip(geometry.tiles, names, strict=True)]
+        cut = (in_python(whole, dimensions, of_workload=False) for whole, _ in geometry.tiles)
+        tiles = [f'("{text}", {size})' for text, size in zip(cut, names, strict=True)]
         has_dynamic = bool(re.search(r"extern\s+__shared__", self._part.code(self._entry.node)))
         shown = not any("blockDim" in text for text in (*block, *names)) and not (has_dynamic and not geometry.smem_bytes)
         return {
@@ -317,6 +331,12 @@ class _Reading:
             "axes": len(tiles) > 1,
             "smem_bytes": in_python(geometry.smem_bytes, dimensions, of_workload=True),
         }
+
+
+def _fits(geometry: Geometry, axis: int, threads: int) -> bool:
+    """Whether a block's piece grows with its threads along an axis."""
+    size = geometry.tiles[axis][1] if axis < len(geometry.tiles) else threads
+    return bool(size == threads or f"blockDim.{AXES[axis]}" in str(size))
 
 
 def _replaced(tree: Tree, instead: Mapping[Tree, Tree]) -> Tree:

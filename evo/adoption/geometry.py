@@ -1,4 +1,4 @@
-"""How a kernel is launched, as far as a file shows: by its launches in host code, or else by how the kernel finds its place."""
+"""How a kernel is launched, as far as its file shows: by launches in host code, or by how the kernel finds its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tree = Any
 
 AXES = "xyz"
 _CEIL = re.compile(r"ceil|c_?div|div_?up|div_?round_?up|round_?up_?div|num_?blocks", re.IGNORECASE)
-_SIZES = {"float": 4, "int": 4, "double": 8, "half": 2, "__half": 2, "__nv_bfloat16": 2, "char": 1, "float4": 16, "float2": 8}
+_SIZES = {"char": 1, "half": 2, "__half": 2, "float": 4, "int": 4, "unsigned": 4, "double": 8, "float2": 8, "float4": 16}
 _LISTS = ("argument_list", "initializer_list", "parameter_list")
 _CODE = {"+": 1, "-": 1, "*": 2, "//": 2}
 
@@ -84,7 +84,7 @@ class _Trees:
         for made in source.within(function, "init_declarator") if function is not None else ():
             if (value := made.child_by_field_name("value")) is not None:
                 self._locals.setdefault(source.named(made.child_by_field_name("declarator")), value)
-        for made in source.within(function, "function_declarator") if function is not None else ():  # as dim3 block(X, Y) reads
+        for made in source.within(function, "function_declarator") if function is not None else ():  # dim3 block(X, Y)
             if made.parent is not None and made.parent.type == "declaration":
                 parts = next(source.within(made, "parameter_list"))
                 self._locals.setdefault(source.named(made), parts)
@@ -151,7 +151,8 @@ class _Trees:
             if name in ("static_cast", "int", "unsigned", "float", "double", "size_t") and len(parts) == 1:
                 return parts[0]
             if _CEIL.search(name):
-                cut = parts if len(parts) == 2 else parts[0][1:] if isinstance(parts[0], tuple) and parts[0][0] == "//" else ()
+                quotient = parts[0][1:] if isinstance(parts[0], tuple) and parts[0][0] == "//" else ()
+                cut = parts if len(parts) == 2 else quotient
                 return ("ceil", *cut) if len(cut) == 2 else parts[0] if len(parts) == 1 else None
             return (name, *parts) if name in ("min", "max", "std::min", "std::max") and len(parts) == 2 else None
         return None
@@ -170,8 +171,9 @@ def _cut(tree: Tree) -> tuple[Tree, Tree] | None:
                 added = summed[2] if summed[0] == "+" else None
                 if added is not None and added == _made("-", size, 1):
                     return summed[1], size
-                if summed[0] == "-" and summed[2] == 1 and isinstance(summed[1], tuple) and summed[1][0] == "+" and size in summed[1][1:]:
-                    return next((p for p in summed[1][1:] if p != size), size), size
+                inner = summed[1] if summed[0] == "-" and summed[2] == 1 and isinstance(summed[1], tuple) else ("",)
+                if inner[0] == "+" and size in inner[1:]:
+                    return next((part for part in inner[1:] if part != size), size), size
         return whole, size
     if isinstance(tree, tuple) and tree[0] == "+" and tree[2] == 1 and isinstance(tree[1], tuple) and tree[1][0] == "//":
         whole, size = tree[1][1:]
@@ -215,7 +217,12 @@ class _Host:
     """A launch in host code."""
 
     def __init__(
-        self, source: PlainSource, entry: EntryPoint, launched: Launched, dimensions: Collection[str], choices: Collection[str]
+        self,
+        source: PlainSource,
+        entry: EntryPoint,
+        launched: Launched,
+        dimensions: Collection[str],
+        choices: Collection[str],
     ) -> None:
         self._dimensions, self._launched = dimensions, launched
         known: dict[str, Tree] = {name: name for name in (*dimensions, *choices)}
@@ -240,8 +247,10 @@ class _Host:
 class _Body:
     """A kernel's own code: where blockIdx stands in it, and what the place that follows is compared with."""
 
-    def __init__(self, source: PlainSource, entry: EntryPoint, dimensions: Collection[str], choices: Collection[str]) -> None:
-        self._source, self._entry, self._dimensions, self._choices = source, entry, dimensions, choices
+    def __init__(
+        self, source: PlainSource, entry: EntryPoint, dimensions: Collection[str], choices: Collection[str]
+    ) -> None:
+        self._source, self._entry, self._dimensions = source, entry, dimensions
         self._axes = block_axes(source, entry)
         names: dict[str, Tree] = {name: name for name in (*dimensions, *choices)}
         for axis in AXES:
@@ -268,9 +277,9 @@ class _Body:
                 continue
             name = self._source.named(made.child_by_field_name("declarator") or made.child_by_field_name("left"))
             size = _coefficient(tree, f"blockIdx.{axis}")
-            if size is not None and _coefficient(tree, f"threadIdx.{axis}") == 1 and not isinstance(size, tuple):
-                if size != f"blockDim.{axis}":
-                    threads.setdefault(axis, size)
+            is_block = _coefficient(tree, f"threadIdx.{axis}") == 1 and not isinstance(size, tuple)
+            if is_block and size not in (None, f"blockDim.{axis}"):
+                threads.setdefault(axis, size)
             whole = self._compared(name)
             if size is not None and whole is not None:
                 return whole, size

@@ -10,6 +10,9 @@ from evo.problem.plain import EntryPoint, Node, PlainSource
 _READS = frozenset({"__ldg", "__ldcs", "__ldcg", "__ldca", "__ldcv", "__ldlu", "load_matrix_sync", "tex1Dfetch"})
 _WRITES = frozenset({"__stcs", "__stcg", "__stwb", "__stwt", "store_matrix_sync"})
 _COPIES = frozenset({"memcpy", "__pipeline_memcpy_async", "memcpy_async"})
+_SUMS = frozenset(
+    {"binary_expression", "parenthesized_expression", "cast_expression", "conditional_expression", "initializer_list"}
+)
 _CASTS = frozenset({"reinterpret_cast", "static_cast", "const_cast", "__cvta_generic_to_global", "__cvta_generic_to_shared"})
 
 
@@ -76,8 +79,7 @@ class _Reader:
             return self._all(given.named_children if given and name in _CASTS else ())
         if node.type == "assignment_expression":
             return self._address(node.child_by_field_name("right"))
-        parts = ("binary_expression", "parenthesized_expression", "cast_expression", "conditional_expression", "initializer_list")
-        return self._all(node.named_children) if node.type in parts else frozenset()
+        return self._all(node.named_children) if node.type in _SUMS else frozenset()
 
     def _all(self, nodes: Iterable[Node]) -> frozenset[str]:
         return frozenset().union(*(self._address(n) for n in nodes))
@@ -88,7 +90,8 @@ class _Reader:
             return frozenset()
         if node.type == "subscript_expression":
             array = node.child_by_field_name("argument")
-            return self._address(array) | (self._place(array) if array and array.type == "subscript_expression" else frozenset())
+            is_nested = array is not None and array.type == "subscript_expression"
+            return self._address(array) | (self._place(array) if is_nested else frozenset())
         if node.type == "pointer_expression" and node.children[0].type == "*":
             return self._address(node.child_by_field_name("argument"))
         if node.type == "field_expression":
@@ -99,7 +102,8 @@ class _Reader:
         if node.type == "call_expression":  # of a macro that stands for a place, as FLOAT4(x[i])
             given = node.child_by_field_name("arguments")
             name = self._source.named(node.child_by_field_name("function"))
-            return frozenset() if name in self._functions or not given else frozenset().union(*map(self._place, given.named_children))
+            parts = given.named_children if given and name not in self._functions else ()
+            return frozenset().union(*map(self._place, parts))
         if node.type == "identifier":
             return self._aliases.get("&" + self._source.text(node), frozenset())
         return frozenset()
@@ -147,8 +151,8 @@ class _Reader:
         elif node.type in ("subscript_expression", "pointer_expression"):
             self._note(self._place(node), "read")
         elif "asm" in node.type:
-            for name in (n for n in self._aliases if any(self._source.text(i) == n for i in self._source.within(node, "identifier"))):
-                for pointer in self._aliases[name]:
+            for name in map(self._source.text, self._source.within(node, "identifier")):
+                for pointer in self._aliases.get(name, ()):
                     self._roles[pointer].unsure = True
         for child in node.named_children:
             self._visit(child)

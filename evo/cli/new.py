@@ -1,12 +1,13 @@
 """evo new: the folder of a new kernel, small and complete, or made around an existing CUDA source."""
 
 import os
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from evo.adoption import ARCH, NOTATION, TARGET, Adopted, adopt
+from evo.adoption import ARCH, NOTATION, TARGET, adopt
 from evo.cli.options import Json, answer
 from evo.errors import UsageError
 from evo.problem.loading import UNFILLED, kernel_names, own_notations, unfilled
@@ -40,6 +41,7 @@ def new(
     adopted = adopt(cu, entry) if cu is not None else None
     environment = template_environment(_STARTER.parent)
     environment.filters["literal"] = lambda value: repr(value).replace("'", '"')
+    environment.filters["python"] = lambda name: f"{name}_" if iskeyword(name) else name
     facts = {"name": name, "file": cu and cu.name, "mark": UNFILLED, "k": adopted}
     files = {file: environment.get_template(f"_{file}.j2").render(facts) for file in ("kernel.py", "function.py")}
     links = dict[str, Path]()

@@ -113,7 +113,10 @@ class Invocation:
             self.workspace.zero()
             for place, of in self._begun:
                 if isinstance(output := values[place], torch.Tensor):
-                    output.zero_() if of is None else output.copy_(values[of])  # type: ignore[call-overload]
+                    if isinstance(begun := values[of] if of is not None else None, torch.Tensor):
+                        output.copy_(begun)
+                    else:
+                        output.zero_()
         values = values[: self._passed] if self._begun else values
         with self._neighbours():
             for launch in self.launches[first:last]:

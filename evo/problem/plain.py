@@ -197,10 +197,10 @@ class PlainSource:
             return
         if node.type == "declaration" and re.match(r"(static\s+)?const(expr)?\b", self.text(node)):
             for made in (c for c in node.named_children if c.type == "init_declarator"):
-                value = made.child_by_field_name("value")
-                if value is not None and re.fullmatch(r"\d+[uUlL]*", self.text(value)) and len(node.named_children) < 6:
-                    name = self.named(made.child_by_field_name("declarator"))
-                    yield Definition(name, self.text(value).rstrip("uUlL"), (node.start_byte, node.end_byte), False)
+                given = made.child_by_field_name("value")
+                if given is not None and re.fullmatch(r"\d+[uUlL]*", self.text(given)) and len(node.named_children) < 6:
+                    called = self.named(made.child_by_field_name("declarator"))
+                    yield Definition(called, self.text(given).rstrip("uUlL"), (node.start_byte, node.end_byte), False)
         if node.type in _QUESTIONS:
             asked = (*asked, *self._asked(node))
         for child in node.children:
@@ -218,11 +218,13 @@ class PlainSource:
         first = inner[0].child_by_field_name("name") if inner and inner[0].type == "preproc_def" else None
         return bool(first and name and self.text(first) == self.text(name)) and len(inner) > 1
 
-    @cached_property
-    def asked(self) -> Mapping[str, tuple[int, ...]]:
-        """The whole numbers that each name is compared with by an #if, by name."""
-        found = dict[str, tuple[int, ...]]()
+    def asked(self, entry: str) -> Mapping[str, tuple[int, ...]]:
+        """The whole numbers that each name is compared with by an #if on which a kernel depends, by name."""
+        found, reached = dict[str, tuple[int, ...]](), self._kept(entry)
         for node in self.within(self.root, "preproc_if", "preproc_elif"):
+            items = list(self._items(node))
+            if not any(not i.type.startswith("preproc_") or {*self._names(i)} & reached for i in items):
+                continue
             condition = node.child_by_field_name("condition")
             text = self.text(condition) if condition else ""
             defined = set(re.findall(r"defined\s*\(?\s*(\w+)", text))
@@ -234,14 +236,15 @@ class PlainSource:
     @cached_property
     def declared(self) -> frozenset[str]:
         """Names of variables, parameters, types and functions."""
-        kinds = ("init_declarator", "declaration", "parameter_declaration", "type_definition", "function_definition", "field_declaration")
+        kinds = ("init_declarator", "declaration", "parameter_declaration", "type_definition", "function_definition")
         found = {self.named(node.child_by_field_name("declarator")) for node in self.within(self.root, *kinds)}
         return frozenset(found | {name for item in self._items(self.root) for name in self._names(item)}) - {""}
 
     @cached_property
     def macros(self) -> Mapping[str, str]:
         """The text of each macro with parameters, by name."""
-        parts = ((n.child_by_field_name("name"), n.child_by_field_name("value")) for n in self.within(self.root, "preproc_function_def"))
+        nodes = self.within(self.root, "preproc_function_def")
+        parts = ((n.child_by_field_name("name"), n.child_by_field_name("value")) for n in nodes)
         return {self.text(name): self.text(value) if value else "" for name, value in parts if name}
 
     @cached_property
@@ -275,7 +278,7 @@ class PlainSource:
     # -- the part that one kernel needs -------------------------------------------------------------------------------
 
     def part(self, entry: str, is_there: Callable[[str], bool]) -> tuple[str, list[str]]:
-        """What a kernel needs, each line where it was, and what was left out: host code, other kernels, headers of host code.
+        """What a kernel needs, each line where it was, and what was left out: host code and its headers, other kernels.
         is_there: whether there is a local header of a name."""
         kept = self._kept(entry)
         blanks, left_out = list[Place](), list[str]()
@@ -327,7 +330,8 @@ class PlainSource:
             return [*([self.named(name)] if name else []), *values]
         found = [self.named(c) for c in item.named_children if c.type.endswith(("declarator", "identifier"))]
         type_ = item.child_by_field_name("type")
-        return [n for n in found if n] + (self._names(type_) if type_ is not None and type_.type.endswith("_specifier") else [])
+        is_defined = type_ is not None and type_.type.endswith("_specifier")
+        return [n for n in found if n] + (self._names(type_) if type_ is not None and is_defined else [])
 
     def _kept(self, entry: str) -> set[str]:
         """Names that are reached from a kernel, itself among them."""
@@ -357,8 +361,9 @@ class PlainSource:
             if "__global__" in head:
                 return entry in names
             macros = {d.name for d in self.definitions if _ON_A_DEVICE.search(d.value)}
-            on_device = _ON_A_DEVICE.search(head) or {*NAME.findall(head)} & macros or re.search(r"\b[A-Z][A-Z0-9_]+\b", head)
-            return bool(on_device) and bool({*names} & kept or any(n.startswith("operator") for n in names))
+            told = {*NAME.findall(head)}
+            is_marked = _ON_A_DEVICE.search(head) or told & macros or any(re.fullmatch(r"[A-Z][A-Z0-9_]+", n) for n in told)
+            return bool(is_marked) and bool({*names} & kept or any(n.startswith("operator") for n in names))
         return bool({*names} & kept)
 
 
@@ -390,10 +395,9 @@ def fill_plain(
     does not use, and for a source without the entry point.
     """
     source, kernel = read_source(text_of(file) if text is None else text), None
-    if declares_kernels:
-        if (kernel := source.entry_points.get(entry)) is not None:
-            source = read_source(source.part(entry, lambda name: (file.parent / name).is_file())[0])
-            kernel = source.entry_points[entry]
+    if declares_kernels and (kernel := source.entry_points.get(entry)) is not None:
+        source = read_source(source.part(entry, lambda name: (file.parent / name).is_file())[0])
+        kernel = source.entry_points[entry]
     if kernel is None and (declares_kernels or entry not in source.uses):
         known = ", ".join(source.entry_points) or "none"
         raise TemplateError(
@@ -415,7 +419,7 @@ def fill_plain(
     if kernel is not None and kernel.templates:
         edits += _as_device_function(source, kernel)
         after = _instance(source, kernel, {**types}, {**values}, file)
-    elif kernel is not None and not kernel.has_c_linkage:  # the name by which the driver finds it must be the one in the source
+    elif kernel is not None and not kernel.has_c_linkage:  # the driver is to find it by the name in the source
         edits.append((kernel.node.start_byte, kernel.node.start_byte, b'extern "C" '))
     code = bytearray(source.bytes)
     for begin, end, instead in sorted(edits, reverse=True):

@@ -121,7 +121,8 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
         types = types_of(kernel, notation, binding)
         macros = {**dict(binding.dims), **dict(binding.options), **values}
         macros.pop(TEMPLATE, None)  # which chose the file, and is a word of C++
-        text = fill_plain(file, kernel.entry, macros, types, genome.parameters.keys() - point.asked, notation.declares_kernels)
+        needed = genome.parameters.keys() - point.asked
+        text = fill_plain(file, kernel.entry, macros, types, needed, notation.declares_kernels)
         if isinstance(plans[0].threads, int) and (axis := re.search(r"\bthreadIdx\s*\.\s*[yz]\b", text)):
             raise TemplateError(
                 f"{file} uses {axis[0]}, and its blocks have one axis: give LaunchPlan(threads=(X, Y, Z), ...) in kernel.py"
