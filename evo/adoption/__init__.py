@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 from jinja2.meta import find_undeclared_variables
 
-from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, geometry_of, in_python
+from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, bounds_of, geometry_of, in_python
 from evo.adoption.roles import Role, roles_of
 from evo.errors import CompileError, TemplateError, UnknownNameError, UsageError, error_line
 from evo.problem.kernel import DTYPE_BYTES, Argument
@@ -218,7 +218,8 @@ class _Reading:
 
     def _choices(self) -> tuple[dict[str, tuple[Value, ...]], dict[str, int]]:
         """What is to be searched, and sizes of the problem that are macros: a large number, or one with a single letter as
-        its name, is rather a size than a choice."""
+        its name, or that the place of a thread is compared with, is rather a size than a choice."""
+        bounds = bounds_of(self._part, self._entry, [d.name for d in self._part.definitions])
         used, asked = self._part.uses, self._part.asked(self._entry.name)
         defined = {d.name for d in self._part.definitions}
         found, sizes = {name: values_around(name, value) for name, value in self._guessed.items()}, dict[str, int]()
@@ -228,7 +229,7 @@ class _Reading:
                 continue
             if d.name in asked:
                 found[d.name] = tuple(sorted({number, 0, *asked[d.name]}))
-            elif number > 1024 or len(d.name) == 1:
+            elif number > 1024 or len(d.name) == 1 or d.name in bounds:
                 if number < _MASK:
                     sizes[d.name] = number
             else:

@@ -49,6 +49,14 @@ def geometry_of(source: PlainSource, entry: EntryPoint, dimensions: Collection[s
     return _Body(source, entry, dimensions, choices).geometry()
 
 
+def bounds_of(source: PlainSource, entry: EntryPoint, names: Collection[str]) -> set[str]:
+    """Those of the names that the place of a thread in the grid is compared with."""
+    scalars = [p.name for p in entry.parameters if not p.pointers]
+    others = sorted(source.uses - {*scalars, *names} - source.declared)
+    wholes = (whole for whole, _ in _Body(source, entry, [*scalars, *names], others).geometry().tiles)
+    return {name for whole in wholes for name in _names(whole)} & {*names}
+
+
 def in_python(tree: Tree, dimensions: Collection[str], *, of_workload: bool) -> str:
     """An expression for `plan`. of_workload: whether it stands outside the texts of tiles, where names are dimensions."""
     if isinstance(tree, int):

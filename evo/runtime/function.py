@@ -209,7 +209,8 @@ def explain({positional}):
             "else:",
             f"    return f\"nothing was tuned for {{{first}.device.type}}\"",
         ]
-        lines += [f"_problem = (_device, {first}.dtype, {', '.join(map(in_python, sizes))})"]
+        dtype = in_python(self._bound.problem_dtype)
+        lines += [f"_problem = (_device, {dtype}, {', '.join(map(in_python, sizes))})"]
         lines = ["try:", *(f"    {line}" for line in lines), f"except _NONE:\n        return {NO_VALUE!r}"]
         lines += ["_chosen = _table[_problem]"]
         lines.append("return _chosen if type(_chosen) is str else (_chosen, _at)")
@@ -227,7 +228,8 @@ def explain({positional}):
         sizes = {name: self._bound.size(name) for name in self._order}
         texts = ("_saved" if name in self._function.saved else in_python(text) for name, text in sizes.items())
         first = self._bound.first
-        key = f"({first}.get_device() if {first}.is_cuda else -1, {first}.dtype, {', '.join(texts)})"
+        dtype = in_python(self._bound.problem_dtype)
+        key = f"({first}.get_device() if {first}.is_cuda else -1, {dtype}, {', '.join(texts)})"
         return _made_of(f"_key({positional}, *, _saved=0)", *self._settled(), *locals_of(sizes.values()), f"return {key}")
 
     @property
@@ -395,6 +397,7 @@ def explain({positional}):
         asked = [text for text in fits if not _concerns_memory(text)]
         fixed = sorted({name for v in self._package.variants for name in v.fixed} - {*function.saved})
         sizes = {name: self._bound.size(name) for name in fixed}
+        dtype = in_python(self._bound.problem_dtype)
         lines = ["if not _in_graphs or NATIVE.operator is None:", "    return None", *self._settled()]
         lines += locals_of([*asked, *sizes.values()])
         if not function.gradient:
@@ -404,7 +407,7 @@ def explain({positional}):
         lines += [f"if not ({in_python(text)}):\n        return None" for text in asked]
         of = ", ".join(f"{name!r}: {in_python(text)}" for name, text in sizes.items())
         lines += [
-            f"if PACKAGE.tuned({first}.device.type, str({first}.dtype)[6:], {{{of}}}):",
+            f"if PACKAGE.tuned({first}.device.type, str({dtype})[6:], {{{of}}}):",
             f"    return NATIVE.operator({', '.join(function.operands)})",
             "return None",
         ]

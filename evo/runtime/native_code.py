@@ -158,8 +158,8 @@ class _Writer:
             yield "    if (a.is_symbolic()) return \"a graph is being made for any size\";"
         for reason, text in self._bound.fits(of_tensors=False).items():
             yield f"    if ({in_cpp(f'not ({text})', self._read)}) return {_quoted(reason)};"
-        together = ", ".join(f"a.{name}_" for name in self._bound.together)
-        yield f"    if (const char* reason = unfit({{{together}}})) return reason;"
+        if together := ", ".join(f"a.{name}_" for name in self._bound.together):
+            yield f"    if (const char* reason = unfit({{{together}}})) return reason;"
         for name in self._bound.apart:
             yield f"    if (a.{name}_ && a.{name}_->device() != a.{self._first}_->device())"
             yield f"        return \"{name} is on another device\";"
@@ -175,7 +175,8 @@ class _Writer:
         yield f"    const at::Device device = a.{self._first}_->device();"
         texts = (in_cpp(self._bound.size(d["name"]), self._read) for d in self._package.dimensions)
         sizes = ", ".join(f"static_cast<std::int64_t>({text})" for text in texts)
-        yield f"    return {{device.is_cpu() ? -1 : device.index(), a.{self._first}_->scalar_type(), {{{sizes}}}}};\n}}\n"
+        dtype = in_cpp(self._bound.problem_dtype, self._read)
+        yield f"    return {{device.is_cpu() ? -1 : device.index(), {dtype}, {{{sizes}}}}};\n}}\n"
 
     def _launching(self) -> Iterator[str]:
         bound, arguments = self._bound, self._kernel.arguments
@@ -230,7 +231,7 @@ class _Writer:
         yield "        using Opmath [[maybe_unused]] = decltype(opmath);"
         yield from (*numbers, *structures)
         yield f"        return table.run(answer, problem, {', '.join(values)});\n    }};"
-        yield f"    const bool wide = a.{self._first}_->scalar_type() == at::kDouble;"
+        yield f"    const bool wide = {in_cpp(self._bound.problem_dtype, self._read)} == at::kDouble;"
         yield f"    if (!({'wide ? launched(double()) : ' if self._has_opmath() else ''}launched(float()))) return {{}};"
         yield f"    return {{{', '.join(f'out_{output}' for output in outputs)}}};\n}}\n"
 
