@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evo.problem.plain import EntryPoint, Launched, Node, PlainSource, read_source
@@ -42,11 +42,14 @@ def block_axes(source: PlainSource, entry: EntryPoint) -> int:
 def geometry_of(source: PlainSource, entry: EntryPoint, dimensions: Collection[str], choices: Collection[str]) -> Geometry:
     """How a kernel is launched. dimensions, choices: names that may stand in it, as the kernel and the macros call them."""
     own = [launched for launched in source.launches if launched.name == entry.name and len(launched.geometry) >= 2]
+    own_place = _Body(source, entry, dimensions, choices).geometry()
     for launched in own:
         made = _Host(source, entry, launched, dimensions, choices).geometry()
+        if made.threads and any(isinstance(whole, int) for whole, _ in made.tiles):  # a grid for a size of its own
+            made = replace(made, tiles=own_place.tiles)
         if made.threads and made.tiles:
             return made
-    return _Body(source, entry, dimensions, choices).geometry()
+    return own_place
 
 
 def bounds_of(source: PlainSource, entry: EntryPoint, names: Collection[str]) -> set[str]:

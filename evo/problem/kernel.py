@@ -280,6 +280,8 @@ class Kernel:
     plan: Callable[[str, Mapping[str, Value], Workload], LaunchPlan | tuple[LaunchPlan, ...]]
     """(target, point, workload): launch geometry, for any value of the dimensions that are not compiled in. A tuple:
     launches that follow one another. All their entry points take the same arguments; `entry` is one in every source."""
+    takes_sizes: bool = True
+    """Whether scalars are derived where `arguments` has none."""
     title: str = ""
     """Left out: the name, as are the entry point's."""
     entry: str = ""
@@ -383,7 +385,7 @@ class Kernel:
             names = list(dict.fromkeys(n for a in self.arguments for n in a.shape))
             lows = (int(n in compiled_in or n != names[0]) for n in names)
             yield "dimensions", tuple(Dimension(name=n, low=low, high=2**31 - 1) for n, low in zip(names, lows, strict=True))
-        if all(a.kind != "scalar" for a in self.arguments):
+        if self.takes_sizes and all(a.kind != "scalar" for a in self.arguments):
             sizes = [Argument(name=d.name, kind="scalar", dtype="int64") for d in self.dimensions]
             kinds = {float: "opmath", int: "int64"}  # a bool is neither
             numbers = [(n, kinds[type(v)]) for n, v in self.options.items() if type(v) in kinds]
