@@ -148,18 +148,18 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session) -> Iterator[
         )
         invocation = Invocation(kernel, lambda values, launch: None, own, session)
         values = list(invocation.values(case.workload, memory))
-        invocation(values)  # zeroes workspace
+        invocation(values)  # zeroes workspace, and has outputs begin as they do
         for place, (argument, value) in enumerate(zip(kernel.arguments, values, strict=True)):
             if isinstance(value, torch.Tensor):
                 data = _bytes_of(value).cpu().numpy().tobytes()
-                starts_unset = argument.kind != "input" and not argument.zeroed
+                starts_unset = argument.kind != "input" and not (argument.zeroed or argument.initial)
                 values[place] = Memory(data, value.data_ptr() % ALIGNMENT, starts_unset)
         kinds = {own: (case.name, session.limits)}
         kinds.setdefault(few, (f"{case.name}, few blocks", replace(session.limits, multiprocessors=1)))
         for sequence, (name, limits) in kinds.items():
             judge = partial(_judge, gate, sequence, prepared)
             launches = partial(_launches, kernel, request, case.workload, limits)
-            yield _Call(name=name, launches=launches, values=tuple(values), judge=judge)
+            yield _Call(name=name, launches=launches, values=tuple(values[: len(kernel.parameters)]), judge=judge)
 
 
 def _launches(
@@ -210,7 +210,7 @@ class _Job:
 
     @property
     def arguments(self) -> Sequence[Argument]:
-        return self.kernel.arguments
+        return self.kernel.parameters
 
     @property
     def names(self) -> Sequence[str]:

@@ -110,7 +110,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             "digest": kernel.digest,
             "entry": kernel.entry,
             "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
-            "arguments": [_argument_record(a) for a in kernel.arguments],
+            "arguments": [_argument_record(a) for a in kernel.parameters],
             "tolerance": {dtype: asdict(kernel.tolerance[dtype]) for dtype in kernel.tolerance if dtype in _dtypes(kernel)},
         },
         "measured_on": [{name: told for name, told in part.environment.items() if told} for part in parts],
@@ -266,7 +266,7 @@ def _build_elsewhere(
         launches = kernel.sequence(target.name, point, item.workload, there.limits, binary.launch).launches
         if unfit := [launch for launch in launches if language.occupancy(binary, launch, there.limits) == 0]:
             if candidate is item:
-                why = f"a block of {unfit[0].block[0]} threads with {binary.registers} registers each does not fit"
+                why = f"a block of {math.prod(unfit[0].block)} threads with {binary.registers} registers each does not fit"
             continue
         return _Built(candidate, genome, source, binary), "" if candidate is item else why or _SHARED
     return None, why

@@ -42,7 +42,7 @@ def _contents(request: ExportRequest) -> Contents:
     for item in request.items:
         check_fit(table, "kernelbench", item.candidate, item.workload)
         plans = kernel.plans(request.target, item.genome.parameters, item.workload)
-        if len(plans) > 1 or any(a.kind in ("workspace", "structure") for a in kernel.arguments):
+        if len(plans) > 1 or any(a.kind in ("workspace", "structure") or a.initial for a in kernel.arguments):
             raise UsageError(
                 f"{item.candidate} is {len(plans)} launches of {kernel.name} over workspace or with structures, and"
                 " KernelBench's form has one launch without: export a candidate of one launch, or choose another --format"

@@ -79,6 +79,9 @@ class Invocation:
         self.workspace = Workspace(kernel, sequence.workspace, session.device)
         self.launches = sequence.launches
         self._kernel, self._call = kernel, call
+        places = {a.name: place for place, a in enumerate(kernel.arguments)}
+        self._begun = [(places[a.name], places.get(a.initial)) for a in kernel.arguments if a.initial]
+        self._passed = len(kernel.parameters)
         self._neighbours: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def held(self, hazards: Hazards, room: int, *, spoiled: bool = False) -> Invocation:
@@ -108,6 +111,13 @@ class Invocation:
         """Makes its launches, or some of them. Raises LaunchError."""
         if not first:
             self.workspace.zero()
+            for place, of in self._begun:
+                if isinstance(output := values[place], torch.Tensor):
+                    if isinstance(begun := values[of] if of is not None else None, torch.Tensor):
+                        output.copy_(begun)
+                    else:
+                        output.zero_()
+        values = values[: self._passed] if self._begun else values
         with self._neighbours():
             for launch in self.launches[first:last]:
                 self._call(values, launch)
@@ -485,7 +495,7 @@ _NUMBERS: Mapping[str, Callable[[Any], object]] = {"float32": float, "float64": 
 def argument_values(
     kernel: Kernel, workload: Workload, inputs: Tensors, outputs: Mapping[str, torch.Tensor]
 ) -> tuple[object, ...]:
-    """The entry point's arguments in order: tensors, None for an absent optional one, numbers, structures."""
+    """A kernel's arguments in order: tensors, None for an absent optional one, numbers, structures."""
     sizes: dict[str, Any] = {**dict(workload.dims), **dict(workload.options)}
     tensors = {**inputs, **outputs}
     values: list[object] = []

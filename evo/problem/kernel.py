@@ -16,7 +16,7 @@ from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem.data import DATA as DATA  # a kernel.py takes these from here
 from evo.problem.data import draw as draw
 from evo.problem.space import Space, Value, parse_number, tied
-from evo.problem.stated import check_statement, faults_of_arguments, faults_of_structure, wrong_ties
+from evo.problem.stated import check_statement, faults_of_arguments, faults_of_structure, wrong_initial, wrong_ties
 from evo.runtime.manifest import LaunchPlan as LaunchPlan
 
 if TYPE_CHECKING:
@@ -164,6 +164,10 @@ class Argument:
     """(tensor argument, axis) of which a scalar is the stride, in elements."""
     size: Callable[[str, Mapping[str, Value], Workload], tuple[int | str, ...]] | None = None
     zeroed: bool = False
+    initial: str = ""
+    """What an output holds before a call, which is written as a part of the call: "zeros", or the name of an input of the
+    same shape and dtype, as for what is updated in place. Such an input is no parameter of the entry point. Empty:
+    anything."""
     ties: tuple[str, int] | None = None
     """(input, axis): the output holds positions along that axis of that input. Any position is right whose element equals
     that at the reference's position (NaN equals NaN, 0 equals -0), but none twice in a row of positions in which the
@@ -276,6 +280,8 @@ class Kernel:
     plan: Callable[[str, Mapping[str, Value], Workload], LaunchPlan | tuple[LaunchPlan, ...]]
     """(target, point, workload): launch geometry, for any value of the dimensions that are not compiled in. A tuple:
     launches that follow one another. All their entry points take the same arguments; `entry` is one in every source."""
+    takes_sizes: bool = True
+    """Whether scalars are derived where `arguments` has none."""
     title: str = ""
     """Left out: the name, as are the entry point's."""
     entry: str = ""
@@ -379,11 +385,13 @@ class Kernel:
             names = list(dict.fromkeys(n for a in self.arguments for n in a.shape))
             lows = (int(n in compiled_in or n != names[0]) for n in names)
             yield "dimensions", tuple(Dimension(name=n, low=low, high=2**31 - 1) for n, low in zip(names, lows, strict=True))
-        if all(a.kind != "scalar" for a in self.arguments):
+        if self.takes_sizes and all(a.kind != "scalar" for a in self.arguments):
             sizes = [Argument(name=d.name, kind="scalar", dtype="int64") for d in self.dimensions]
             kinds = {float: "opmath", int: "int64"}  # a bool is neither
             numbers = [(n, kinds[type(v)]) for n, v in self.options.items() if type(v) in kinds]
             yield "arguments", (*self.arguments, *sizes, *(Argument(name=n, kind="scalar", dtype=d) for n, d in numbers))
+        if len(self.parameters) < len(self.arguments):
+            yield "arguments", (*self.parameters, *(a for a in self.arguments if a not in self.parameters))
         stated = self.space if callable(self.space) else lambda *given, space=self.space: space
         yield "space", wraps(stated)(lambda *given: tied(found) if isinstance(found := stated(*given), Mapping) else found)
         roles, made = {b.role for b in self.baselines}, list[Baseline]()
@@ -425,6 +433,8 @@ class Kernel:
                     yield f": option {a.dtype!r} is the dtype of {a.name!r}; add it to `compile_time_dims` of {target!r}"
             if a.ties is not None and (fault := wrong_ties(self, a, *a.ties)):
                 yield f": `ties` of argument {a.name!r} {fault}"
+            if a.initial and (fault := wrong_initial(self, a)):
+                yield f": `initial` of argument {a.name!r} {fault}"
             if (a.kind == "workspace") != (a.size is not None) or (a.kind == "workspace") < a.zeroed:
                 yield f": argument {a.name!r}: every workspace, and nothing else, has a `size`, and may be `zeroed`"
             if a.kind == "workspace" and a.dtype not in ELEMENT_BYTES:
@@ -451,6 +461,12 @@ class Kernel:
         for a in self.arguments:
             if a.kind == "input" and not a.shape and {"inputs", "cost"} & self.instead.keys():
                 yield f": input {a.name!r} has no shape; give it one, or the kernel its own `inputs` and `cost`"
+
+    @property
+    def parameters(self) -> tuple[Argument, ...]:
+        """The arguments that entry points take: all but inputs that an output is made to begin as."""
+        begun = {a.initial for a in self.arguments}
+        return tuple(a for a in self.arguments if a.name not in begun)
 
     def outputs(self, workload: Workload | None = None) -> tuple[Argument, ...]:
         """Returns the outputs that `workload` asks for; without a workload, all."""
@@ -548,7 +564,7 @@ class Kernel:
         launches = (
             Launch(
                 grid=plan.grid(dict(workload.dims), limits.multiprocessors),
-                block=(plan.threads, 1, 1),
+                block=plan.block,
                 smem_bytes=plan.smem_bytes,
                 cluster=plan.cluster,
                 alignment=plan.alignment,

@@ -66,7 +66,7 @@ def find_kernel(name: str) -> Path:
 
 
 def unfilled(path: Path) -> list[tuple[int, str]]:
-    """(line, what) of all that a kernel.py still lacks."""
+    """(line, what) of all that a kernel.py or function.py still lacks."""
     lines = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
     return [(number, line.partition(UNFILLED)[2].strip()) for number, line in lines if UNFILLED in line]
 
@@ -88,8 +88,8 @@ class Notation(Protocol):
     one with a suffix that evo's own have, too."""
     types: Mapping[str, str]
     """The types of elements and numbers, by dtype, which templates are told; a dtype may be missing."""
-    entry_point: re.Pattern[str] | None
-    """Finds the entry points that a plain source declares, by groups `name` and `linkage`; None if any name may be one."""
+    declares_kernels: bool
+    """Whether an entry point is declared __global__; if not, any function may be one."""
 
 
 def own_notations() -> list[Notation]:
@@ -253,9 +253,10 @@ def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
     the folders that kernels of a family share, too: from ._norm import ... Modules beside kernel.py that it imports by
     their own names are loaded anew, also where this process has them."""
     path = folder / "kernel.py"
-    if missing := unfilled(path):
-        places = "; ".join(f"line {line}, {what}" for line, what in missing)
-        raise KernelError(f"{path} is not complete: {places} (write each, and delete its comment {UNFILLED.strip()!r})")
+    beside = folder / "function.py"
+    if missing := [(p, line, what) for p in (path, beside) if p is path or p.is_file() for line, what in unfilled(p)]:
+        places = "; ".join(f"{p.name}, line {line}, {what}" for p, line, what in missing)
+        raise KernelError(f"{folder} is not complete: {places} (write each, and delete its comment {UNFILLED.strip()!r})")
     package = _package_of(folder)
     before = {name: sys.modules.pop(name) for name in [*sys.modules] if _is_of(folder, package, name)}
     importlib.invalidate_caches()

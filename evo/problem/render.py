@@ -3,8 +3,8 @@ whose parameters are macros."""
 
 import hashlib
 import re
-from collections import Counter, UserDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,6 +24,7 @@ from evo.errors import TemplateError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Limits, Workload
 from evo.problem.loading import Notation, own_notations, template_root
+from evo.problem.plain import fill_plain
 from evo.problem.space import TEMPLATE, Value
 
 
@@ -116,11 +117,17 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
     if file.suffix == ".j2":
         text = _fill(kernel, file.name, notation, SimpleNamespace(**values), binding, arch)
     else:
-        kernel.plan(target, point, workload)
-        types = {f"{name}_type": type_ for name, type_ in types_of(kernel, notation, binding).items()}
-        macros = {**types, **dict(binding.dims), **dict(binding.options), **values}
+        plans = kernel.plans(target, point, workload)
+        types = types_of(kernel, notation, binding)
+        macros = {**dict(binding.dims), **dict(binding.options), **values}
         macros.pop(TEMPLATE, None)  # which chose the file, and is a word of C++
-        text = define_macros(file, notation, kernel.entry, macros, genome.parameters.keys() - point.asked)
+        needed = genome.parameters.keys() - point.asked
+        text = fill_plain(file, kernel.entry, macros, types, needed, notation.declares_kernels)
+        if isinstance(plans[0].threads, int) and (axis := re.search(r"\bthreadIdx\s*\.\s*[yz]\b", text)):
+            raise TemplateError(
+                f"{file} uses {axis[0]}, and its blocks have one axis: give LaunchPlan(threads=(X, Y, Z), ...) in kernel.py"
+                " the threads along each"
+            )
     return Source(
         text=text,
         target=target,
@@ -235,76 +242,3 @@ def _place(error: BaseException, file: Path) -> str:
     frame carries the template's own file and line."""
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     return next((f"{name}, line {line}" for name, line in reversed(frames) if name.endswith(".j2")), str(file))
-
-
-# -- a template without Jinja -------------------------------------------------------------------------------------
-
-_SKIPPED = re.compile(r'//[^\n]*|/\*.*?\*/|(?!"C")"(?:\\.|[^"\\\n])*"', re.DOTALL)
-_NAME = re.compile(r"\b[A-Za-z_]\w*")
-_DEFINITION = re.compile(
-    r"^[ \t]*(?:#[ \t]*define[ \t]+(\w+)(?![\w(])((?:\\\n|[^\n])*)"
-    r"|(?:static[ \t]+)?const(?:expr)?[ \t]+[\w \t]+?\b(\w+)[ \t]*=[ \t]*(\d+)[uUlL]*[ \t]*;)",
-    re.MULTILINE,
-)
-"""Definitions of a macro, or of a constant that is a whole number: (name, text, None, None) or (None, None, name,
-number)."""
-
-
-_ASKS = re.compile(r"^[ \t]*#[ \t]*(ifdef|ifndef|undef)\b.*", re.MULTILINE)
-
-
-def code_of(text: str) -> str:
-    """C++ without comments and strings: blanks stand for them, so that every place stays where it is."""
-    return _SKIPPED.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
-
-
-def definitions(code: str) -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """(name, value, place) of each macro and each constant that is a whole number."""
-    for found in _DEFINITION.finditer(code):
-        end = found.start() + len(found[0].rstrip())
-        yield found[1] or found[3], (found[2] or found[4] or "").strip(), (found.start(), end)
-
-
-def uses(code: str) -> Counter[str]:
-    """Number of uses of each name, apart from its definitions and questions whether it is defined."""
-    names = Counter(_NAME.findall(_ASKS.sub("", code)))
-    return names - Counter(name for name, _, _ in definitions(code))
-
-
-def define_macros(
-    file: Path, notation: Notation, entry: str, values: Mapping[str, Value], needed: Collection[str]
-) -> str:
-    """The source behind a `#define` of each value that it uses, less its own definitions of these names.
-
-    needed: what has no effect but by a macro. Raises TemplateError for one that the source does not use, for a source
-    without the entry point, and for blocks of several axes.
-    """
-    text = file.read_text(encoding="utf-8")
-    code = code_of(text)
-    if axis := re.search(r"\bthreadIdx\s*\.\s*[yz]\b", code):
-        raise TemplateError(
-            f"{file}, line {code.count(chr(10), 0, axis.start()) + 1}: {axis[0]} is always 0, because a block has one axis:"
-            " use threadIdx.x % WIDTH and threadIdx.x / WIDTH, and LaunchPlan(threads=WIDTH * HEIGHT, ...) in kernel.py"
-        )
-    used, own, macros = uses(code), {name for name, _, _ in definitions(code)}, dict[str, str]()
-    for name, value in values.items():
-        spelled = [s for s in (name, name.upper(), name.lower()) if s in used]
-        if spelled:
-            macros[min(spelled, key=lambda s: s not in own)] = str(int(value) if isinstance(value, bool) else value)
-        elif name in needed:
-            raise TemplateError(
-                f"parameter {name!r} of the space is no macro of {file}: use {name} in the source where its value"
-                " belongs, or take it out of the space in kernel.py"
-            )
-    edits = [(*place, "\n" * code.count("\n", *place)) for name, _, place in definitions(code) if name in macros]
-    entries = list(notation.entry_point.finditer(code)) if notation.entry_point else []
-    if entry not in ({e["name"] for e in entries} if notation.entry_point else used):
-        known = ", ".join(dict.fromkeys(e["name"] for e in entries)) or "none"
-        raise TemplateError(
-            f"{file} has no entry point {entry!r}, it has {known}: give kernel.py the function's name as `entry`"
-        )
-    # The name by which the driver finds it must be the one in the source.
-    edits += [(e.start(), e.start(), 'extern "C" ') for e in entries if e["name"] == entry and not e["linkage"]]
-    for begin, end, instead in sorted(edits, reverse=True):
-        text = text[:begin] + instead + text[end:]
-    return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + f'#line 1 "{file.name}"\n' + text

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from evo.errors import EvoError, KernelError
 from evo.problem.repair import legal_cases
 from evo.problem.space import Space
+from evo.runtime.manifest import OPERATIONS, quantity
 
 if TYPE_CHECKING:
     from evo.problem.kernel import Argument, Kernel
@@ -43,6 +44,20 @@ def wrong_ties(kernel: Kernel, output: Argument, name: str, axis: int) -> str:
     if output.shape == without or (*output.shape[:place], *output.shape[place + 1 :]) == without:
         return ""
     return f"does not fit its shape {output.shape}: that of {name!r}, {shape}, without axis {axis} or with another there"
+
+
+def wrong_initial(kernel: Kernel, output: Argument) -> str:
+    """What is wrong with the `initial` of an argument; empty if nothing is."""
+    if output.kind != "output":
+        return "is for outputs alone"
+    found = next((a for a in kernel.arguments if a.name == output.initial and a.kind == "input"), None)
+    if output.initial == "zeros":
+        return ""
+    if found is None:
+        return f"is {output.initial!r}: write 'zeros', or name an input"
+    if (found.shape, found.dtype, found.optional) != (output.shape, output.dtype, output.optional):
+        return f"is the input {found.name!r}, whose shape, dtype or `optional` is another"
+    return "" if sum(a.initial == found.name for a in kernel.arguments) == 1 else f"is {found.name!r}, as is another's"
 
 
 def faults_of_arguments(kernel: Kernel) -> Iterator[str]:
@@ -228,10 +243,20 @@ def _wrong_cost(kernel: Kernel, found: Any, workload: Any) -> str:
     return ""
 
 
-def _wrong_plan(found: Any) -> str:
+def _wrong_plan(kernel: Kernel, found: Any) -> str:
     plans = found if isinstance(found, tuple | list) else (found,)
-    right = all(type(plan).__name__ == "LaunchPlan" for plan in plans)
-    return "" if right else f"must return a LaunchPlan or a tuple of them, and returns {_shown(found)}"
+    if not all(type(plan).__name__ == "LaunchPlan" for plan in plans):
+        return f"must return a LaunchPlan or a tuple of them, and returns {_shown(found)}"
+    known = {*OPERATIONS, *(d.name for d in kernel.dimensions)}
+    for text, size in (tile for plan in plans for tile in plan.tiles):
+        try:
+            unknown = next((n for n in quantity(text) if isinstance(n, str) and n not in known), None)
+        except ValueError as error:
+            return f"returns a LaunchPlan with the tiles {error}"
+        if unknown or type(size) is not int or size < 1:
+            why = f"{unknown!r} is no dimension" if unknown else "their size must be a whole number of 1 or more"
+            return f"returns a LaunchPlan with the tiles ({text!r}, {size!r}): {why}"
+    return ""
 
 
 def _wrong_tolerance(found: Any) -> str:
@@ -252,7 +277,7 @@ def _shown(found: object) -> str:
 
 _WRONG: dict[str, Callable[..., str]] = {
     **dict.fromkeys(("reference", "same_dtype"), lambda *given: ""),
-    "plan": lambda kernel, found, *given: _wrong_plan(found),
+    "plan": lambda kernel, found, *given: _wrong_plan(kernel, found),
     "compile_flags": _sequence_of("str", some=False),
     "own_tolerance": lambda kernel, found, *given: _wrong_tolerance(found),
     "inputs": _wrong_inputs,

@@ -15,10 +15,31 @@ namespace {
 
 constexpr size_t MOST_SIZES = 10;
 
+// What tiles cut: (0, a dimension's number), (1, a whole number) or (2, the number of an operation on the two values before),
+// one after another: `quantity` of manifest.py.
+using Quantity = std::vector<std::pair<int, std::int64_t>>;
+
+inline std::int64_t value_of(const Quantity& quantity, const std::int64_t* sizes) {
+    std::vector<std::int64_t> values;
+    for (const auto& [kind, number] : quantity) {
+        if (kind < 2) {
+            values.push_back(kind ? number : sizes[number]);
+            continue;
+        }
+        const std::int64_t b = values.back();
+        values.pop_back();
+        std::int64_t& a = values.back();
+        const auto rest = [&] { return (a % b + b) % b; };
+        a = number == 0 ? a + b : number == 1 ? a - b : number == 2 ? a * b : number == 3 ? (a - rest()) / b
+          : number == 4 ? rest() : number == 5 ? std::min(a, b) : std::max(a, b);
+    }
+    return values.back();
+}
+
 // A launch, less its grid, and what that is at any size: LaunchPlan of package.py.
 struct Step {
     Launch launch;
-    std::vector<std::pair<size_t, std::int64_t>> tiles;
+    std::vector<std::pair<Quantity, std::int64_t>> tiles;
     std::int64_t blocks_per_tile = 1, most_blocks = 0;
     bool axes = false;
 
@@ -26,7 +47,10 @@ struct Step {
     bool grid(const std::int64_t* sizes, unsigned* found) const {
         double blocks[3] = {1, 1, 1};  // exact as long as the driver takes them
         size_t axis = 0;
-        for (const auto& [dimension, size] : tiles) blocks[axes ? axis++ : 0] *= (sizes[dimension] + size - 1) / size;
+        for (const auto& [cut, size] : tiles) {
+            const std::int64_t whole = cut.size() == 1 && !cut[0].first ? sizes[cut[0].second] : std::max<std::int64_t>(0, value_of(cut, sizes));
+            blocks[axes ? axis++ : 0] *= (whole + size - 1) / size;
+        }
         blocks[0] *= blocks_per_tile;
         if (most_blocks) blocks[0] = std::min(blocks[0], static_cast<double>(most_blocks));
         blocks[0] *= launch.cluster;

@@ -163,7 +163,8 @@ class Library:
     def described(self) -> tuple[Any, ...]:
         """The same as Function.described, without a context."""
         addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self.functions]
-        return 0, self.variant.described_workspace(), tuple((a, 0, 1, 0, 1, False, 1, (), 1, 0, False) for a in addresses)
+        one = (0, (1, 1, 1), 0, 1, False, 1, (), 1, 0, False)
+        return 0, self.variant.described_workspace(), tuple((address, *one) for address in addresses)
 
     def __call__(self, *values: Any) -> bool:
         for function in self.functions:

@@ -27,7 +27,7 @@ from .driver import (
     error_text,
     load_driver,
 )
-from .manifest import LaunchPlan, launchable
+from .manifest import OPERATIONS, LaunchPlan, launchable, quantity
 from .package import Busy, Unavailable, Variant
 
 _NO_CONTEXT = 201
@@ -57,12 +57,12 @@ class Function:
 
     def described(self) -> tuple[Any, ...]:
         """For the native launcher: context, workspace, and of each launch the entry points and how to launch them at any
-        size: dimensions that are cut, by their number, and the size of a piece; most blocks (0: any)."""
+        size: what is cut, as in choice.h, and the size of a piece; most blocks (0: any)."""
         names, launches = [d["name"] for d in self.variant.package.dimensions], []
         for plan, handles in zip(self.variant.plans, self.handles, strict=True):
-            tiles = tuple((names.index(name), size) for name, size in plan.tiles)
+            tiles = tuple((numbered(text, names), size) for text, size in plan.tiles)
             most = plan.most_blocks(self.multiprocessors) or 0
-            numbers = plan.threads, plan.smem_bytes, plan.cluster, plan.programmatic, plan.alignment
+            numbers = plan.block, plan.smem_bytes, plan.cluster, plan.programmatic, plan.alignment
             launches.append((*handles, *numbers, tiles, plan.blocks_per_tile, most, plan.axes))
         return self.context, self.variant.described_workspace(), tuple(launches)
 
@@ -70,6 +70,13 @@ class Function:
         """retire(index of the variant, GPU, reason): told of a launch that fails. how: the variant was chosen, in words.
         Raises Unavailable."""
         return CudaCall(self, sizes, retire, how)
+
+
+def numbered(text: str, names: Sequence[str]) -> list[tuple[int, int]]:
+    """A `quantity` in pairs: (0, a dimension's number), (1, a whole number), (2, the number of an operation)."""
+    operations = [*OPERATIONS]
+    kinds = {**{n: (2, i) for i, n in enumerate(operations)}, **{n: (0, i) for i, n in enumerate(names)}}
+    return [kinds[part] if isinstance(part, str) else (1, part) for part in quantity(text)]
 
 
 @contextmanager
@@ -206,4 +213,4 @@ class _Step:
         """One more."""
         plan, aligned = self._plan, frames is self.aligned[1]
         how = (plan.smem_bytes, plan.cluster, plan.programmatic) if aligned else (0, 1, False)
-        return Frame(self._blocks, plan.threads, *how, self._slots)
+        return Frame(self._blocks, plan.block, *how, self._slots)

@@ -26,8 +26,8 @@ struct LaunchConfig {  // CUlaunchConfig
 struct Launch {
     void *function = nullptr, *unaligned = nullptr;
     void* context = nullptr;  // the GPU's primary one; none: a CPU
-    unsigned grid[3] = {1, 1, 1};
-    unsigned threads = 1, smem_bytes = 0, cluster = 1;
+    unsigned grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
+    unsigned smem_bytes = 0, cluster = 1;
     bool programmatic = false;
     std::uintptr_t misaligned = 0;  // the bits that no address may have for `function` to do
 
@@ -48,7 +48,7 @@ class Driver {
     int launch(const Launch& what, int device, std::uintptr_t addresses, void** arguments) const {
         const bool aligned = !(addresses & what.misaligned);
         LaunchAttribute attributes[2];
-        LaunchConfig config = {{what.grid[0], what.grid[1], what.grid[2]}, {what.threads, 1, 1}, 0, nullptr, attributes, 0};
+        LaunchConfig config = {{what.grid[0], what.grid[1], what.grid[2]}, {what.block[0], what.block[1], what.block[2]}, 0, nullptr, attributes, 0};
         if (aligned) {
             config.smem_bytes = what.smem_bytes;
             if (what.cluster > 1) attributes[config.attribute_count++] = {CLUSTER_DIMENSION, 0, {what.cluster, 1, 1}};

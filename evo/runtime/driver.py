@@ -134,7 +134,7 @@ class Frame:
     def __init__(
         self,
         blocks: tuple[int, int, int],
-        threads: int,
+        block: tuple[int, int, int],
         smem_bytes: int,
         cluster: int,
         programmatic: bool,
@@ -154,7 +154,7 @@ class Frame:
         self._attributes = (_LaunchAttribute * len(attributes))(*attributes)
         self.config = _LaunchConfig(
             grid=blocks,
-            block=(threads, 1, 1),
+            block=block,
             smem_bytes=smem_bytes,
             attributes=ctypes.cast(self._attributes, ctypes.POINTER(_LaunchAttribute)),
             attribute_count=len(attributes),

@@ -209,7 +209,8 @@ def explain({positional}):
             "else:",
             f"    return f\"nothing was tuned for {{{first}.device.type}}\"",
         ]
-        lines += [f"_problem = (_device, {first}.dtype, {', '.join(map(in_python, sizes))})"]
+        dtype = in_python(self._bound.problem_dtype)
+        lines += [f"_problem = (_device, {dtype}, {', '.join(map(in_python, sizes))})"]
         lines = ["try:", *(f"    {line}" for line in lines), f"except _NONE:\n        return {NO_VALUE!r}"]
         lines += ["_chosen = _table[_problem]"]
         lines.append("return _chosen if type(_chosen) is str else (_chosen, _at)")
@@ -227,7 +228,8 @@ def explain({positional}):
         sizes = {name: self._bound.size(name) for name in self._order}
         texts = ("_saved" if name in self._function.saved else in_python(text) for name, text in sizes.items())
         first = self._bound.first
-        key = f"({first}.get_device() if {first}.is_cuda else -1, {first}.dtype, {', '.join(texts)})"
+        dtype = in_python(self._bound.problem_dtype)
+        key = f"({first}.get_device() if {first}.is_cuda else -1, {dtype}, {', '.join(texts)})"
         return _made_of(f"_key({positional}, *, _saved=0)", *self._settled(), *locals_of(sizes.values()), f"return {key}")
 
     @property
@@ -267,6 +269,9 @@ def explain({positional}):
         for output, form in self._outputs.items():
             made, asked_for = self._made(outputs[output], form), self._is_asked(output)
             yield f"{output}_ = {made}{f' if {asked_for} else None' if asked_for else ''}"
+        for output, initial in ((a.name, a.initial) for a in arguments if a.initial and a.name in self._outputs):
+            given = f"if {output}_ is not None:\n    " if self._is_asked(output) else ""
+            yield given + (f"{output}_.zero_()" if initial == "zeros" else f"{output}_.copy_({bound.inputs[initial]})")
         if any(a.kind == "workspace" for a in arguments):
             yield f"_held = workspace(_chosen, {bound.first})"
             yield "_memory = [t.data_ptr() for t in _held]"
@@ -309,7 +314,7 @@ def explain({positional}):
                 number += 1
             elif a.stride_of is not None:
                 values[a.name] = f"stride_{a.stride_of[0]}[{a.stride_of[1]}]"
-        for a in self._kernel.arguments:
+        for a in self._kernel.parameters:
             if a.kind == "structure":
                 fields = (values.get(name) or in_python(bound.number(name)) for name in a.fields)
                 yield f"_pack({a.layout!r}, {', '.join(fields)})"
@@ -392,6 +397,7 @@ def explain({positional}):
         asked = [text for text in fits if not _concerns_memory(text)]
         fixed = sorted({name for v in self._package.variants for name in v.fixed} - {*function.saved})
         sizes = {name: self._bound.size(name) for name in fixed}
+        dtype = in_python(self._bound.problem_dtype)
         lines = ["if not _in_graphs or NATIVE.operator is None:", "    return None", *self._settled()]
         lines += locals_of([*asked, *sizes.values()])
         if not function.gradient:
@@ -401,7 +407,7 @@ def explain({positional}):
         lines += [f"if not ({in_python(text)}):\n        return None" for text in asked]
         of = ", ".join(f"{name!r}: {in_python(text)}" for name, text in sizes.items())
         lines += [
-            f"if PACKAGE.tuned({first}.device.type, str({first}.dtype)[6:], {{{of}}}):",
+            f"if PACKAGE.tuned({first}.device.type, str({dtype})[6:], {{{of}}}):",
             f"    return NATIVE.operator({', '.join(function.operands)})",
             "return None",
         ]

@@ -172,7 +172,7 @@ class Judge:
                 if t is not None and (whole := function.expanded.get(function.tensors[a.name])):
                     t = t.expand(self._value(whole, args))
                 inputs[a.name] = t.reshape([sizes[n] for n in a.shape]) if t is not None and a.shape else t
-        dtype = given[self._bound.first].dtype
+        dtype = self._value(self._bound.problem_dtype, args)
         workload = self._workload(sizes, dtype)
         every = {**dict(workload.options), **options}
         return inputs, type(workload).of(sizes, workload.dtype, {n: every[n] for n in self._kernel.options})

@@ -6,11 +6,13 @@ workload is written as its key, and how all sources of a target are compiled sta
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ MANIFEST = "manifest.json"
 FORMAT_VERSION = 4
 """The version of manifests that is written and read."""
 _LAUNCH = {
-    "threads": "count",
+    "threads": "block",
     "tiles?": [("text", "count")],
     "blocks_per_tile?": "count",
     "blocks_per_multiprocessor?": "count or none",
@@ -76,6 +78,7 @@ _KINDS: Mapping[str, Any] = {
     "truth": lambda v: isinstance(v, bool),
     "size": lambda v: type(v) is int and 0 <= v < 2**63,
     "count": lambda v: type(v) is int and 0 < v < 2**31,
+    "block": lambda v: all(map(_KINDS["count"], v if type(v) is list and 0 < len(v) <= 3 else [v])),
     "number": lambda v: type(v) in (int, float) and math.isfinite(v) and v >= 0,
 }
 
@@ -191,7 +194,11 @@ def _contradiction(manifest: Mapping[str, Any]) -> str:
         except (KeyError, TypeError):
             return f"{where}.jit has a launch that grows from what is no number"
         launches = [v["launch"], *v["launch"].get("then", ()), *ends]
-        named = {*v["fixed"], *(name for plan in launches for name, _ in plan.get("tiles", ()))}
+        try:
+            cut = {part for plan in launches for text, _ in plan.get("tiles", ()) for part in quantity(text)}
+        except ValueError as error:
+            return f"{where}.launch has the tiles {error}"
+        named = {*v["fixed"], *(part for part in cut if isinstance(part, str))} - {*OPERATIONS}
         named |= {name for plan in launches for _, names, _ in plan.get("workspace", ()) for name in names}
         on_gpu = v["target"] == "cuda" and re.fullmatch(r"(sm|compute)_\d{2,3}[af]?", v["arch"])
         if not on_gpu and (v["target"] != "cpu" or (v.get("binary") and "needs" not in v)):
@@ -216,11 +223,11 @@ def _contradiction(manifest: Mapping[str, Any]) -> str:
 class LaunchPlan:
     """How to launch a kernel at any size.
 
-    One block (of `threads`) a tile, where the tiles cut the named dimensions; `blocks_per_tile` of them if several
-    share one. The grid is a line of all tiles or, with `axes`, has an axis for each of at most three cut dimensions, the
-    first of which varies fastest. Sizes that need more blocks than CUDA allows are left to PyTorch (`launchable`). A
-    persistent grid has at most `blocks` blocks, or `blocks_per_multiprocessor` for each SM. A cluster is `cluster` blocks
-    where others have one.
+    One block (of `threads`, or of so many along x, y and z) a tile; `blocks_per_tile` of them if several share one. Tiles
+    of a size cut a dimension, or what `quantity` makes of several, such as "rows * cols". The grid is a line of all tiles
+    or, with `axes`, has an axis for each of at most three that are cut, the first of which varies fastest. Sizes that need
+    more blocks than CUDA allows are left to PyTorch (`launchable`). A persistent grid has at most `blocks` blocks, or
+    `blocks_per_multiprocessor` for each SM. A cluster is `cluster` blocks where others have one.
 
     alignment: bytes, a power of two, that every address passed must be a multiple of. Where one is not, the entry point
     NAME_unaligned of the same source is launched instead: same grid and block, no dynamic shared memory, no cluster.
@@ -230,7 +237,7 @@ class LaunchPlan:
     entry: of the source; empty: the kernel's own.
     """
 
-    threads: int
+    threads: int | Sequence[int]
     tiles: Sequence[tuple[str, int]] = ()
     blocks_per_tile: int = 1
     blocks_per_multiprocessor: int | None = None
@@ -244,15 +251,22 @@ class LaunchPlan:
 
     def __post_init__(self) -> None:
         if self.axes and (len(self.tiles) > 3 or self.most_blocks(1) is not None):
-            raise ValueError("a launch plan with axes cuts at most three dimensions, and its grid is not persistent")
+            raise ValueError("a launch plan with axes cuts at most three quantities, and its grid is not persistent")
 
     def grid(self, sizes: Mapping[str, int], multiprocessors: int) -> tuple[int, int, int]:
         """Blocks for a problem of these sizes."""
-        counts = [-(-sizes[name] // size) for name, size in self.tiles]
+        names = {"__builtins__": {}, "min": min, "max": max}
+        counts = [-(-max(0, eval(text, names, sizes)) // size) for text, size in self.tiles]
         x, y, z = (*counts, 1, 1, 1)[:3] if self.axes else (math.prod(counts), 1, 1)
         x *= self.blocks_per_tile
         x = min(x, self.most_blocks(multiprocessors) or x)
         return x * self.cluster, y, z
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Threads of a block along x, y and z."""
+        x, y, z, *_ = (*((self.threads,) if isinstance(self.threads, int) else self.threads), 1, 1)
+        return x, y, z
 
     def most_blocks(self, multiprocessors: int) -> int | None:
         """Most clusters that a persistent grid has; None for a grid that is not."""
@@ -263,6 +277,41 @@ class LaunchPlan:
 
 PLAIN = asdict(LaunchPlan(threads=0))
 """What a plan in a manifest has where it says nothing else. All have threads."""
+
+
+OPERATIONS: Mapping[str, type[ast.operator] | str] = {
+    "+": ast.Add, "-": ast.Sub, "*": ast.Mult, "//": ast.FloorDiv, "%": ast.Mod, "min": "min", "max": "max",
+}  # fmt: skip
+
+
+@cache
+def quantity(text: str) -> tuple[int | str, ...]:
+    """What tiles cut, an expression of dimensions and whole numbers with + - * min max, and // and % by a number from 1 on;
+    as operands in front of operations: ("rows", "cols", "*"). Raises ValueError for what is none."""
+
+    def parts(node: ast.expr) -> Iterator[int | str]:
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Constant) and type(node.value) is int:
+            yield node.value
+        else:
+            of: object = type(node)
+            operands = list[ast.expr]()
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+                of, operands = node.func.id, node.args
+            elif isinstance(node, ast.BinOp):
+                of, operands = type(node.op), [node.left, node.right]
+            (name,) = (name for name, operation in OPERATIONS.items() if operation == of)
+            first, second = operands
+            if name in ("//", "%") and not (isinstance(second, ast.Constant) and second.value):
+                raise ValueError
+            yield from (*parts(first), *parts(second), name)
+
+    try:
+        return tuple(parts(ast.parse(text, mode="eval").body))
+    except (SyntaxError, ValueError):
+        why = "which is no dimension, and no expression of some and of numbers with + - * // % min max"
+        raise ValueError(f"{text!r}, {why}") from None
 
 
 def on_own_cores(target: str) -> bool:

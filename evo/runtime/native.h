@@ -294,9 +294,11 @@ class Table {
         Step s;
         Launch& l = s.launch;
         l.function = pointer(0), l.unaligned = pointer(1), l.context = context;
-        l.threads = code[2].cast<unsigned>(), l.smem_bytes = code[3].cast<unsigned>(), l.cluster = code[4].cast<unsigned>();
+        const auto block = code[2].cast<std::array<unsigned, 3>>();
+        std::copy(block.begin(), block.end(), l.block);
+        l.smem_bytes = code[3].cast<unsigned>(), l.cluster = code[4].cast<unsigned>();
         l.programmatic = code[5].cast<bool>(), l.misaligned = code[6].cast<std::uintptr_t>() - 1;
-        s.tiles = code[7].cast<std::vector<std::pair<size_t, std::int64_t>>>();
+        s.tiles = code[7].cast<std::vector<std::pair<Quantity, std::int64_t>>>();
         s.blocks_per_tile = code[8].cast<std::int64_t>(), s.most_blocks = code[9].cast<std::int64_t>();
         s.axes = code[10].cast<bool>();
         return s;

@@ -159,8 +159,8 @@ class _Writer:
             yield "    if (a.is_symbolic()) return \"a graph is being made for any size\";"
         for reason, text in self._bound.fits(of_tensors=False).items():
             yield f"    if ({in_cpp(f'not ({text})', self._read)}) return {_quoted(reason)};"
-        together = ", ".join(f"a.{name}_" for name in self._bound.together)
-        yield f"    if (const char* reason = unfit({{{together}}})) return reason;"
+        if together := ", ".join(f"a.{name}_" for name in self._bound.together):
+            yield f"    if (const char* reason = unfit({{{together}}})) return reason;"
         for name in self._bound.apart:
             yield f"    if (a.{name}_ && a.{name}_->device() != a.{self._first}_->device())"
             yield f"        return \"{name} is on another device\";"
@@ -176,7 +176,8 @@ class _Writer:
         yield f"    const at::Device device = a.{self._first}_->device();"
         texts = (in_cpp(self._bound.size(d["name"]), self._read) for d in self._package.dimensions)
         sizes = ", ".join(f"static_cast<std::int64_t>({text})" for text in texts)
-        yield f"    return {{device.is_cpu() ? -1 : device.index(), a.{self._first}_->scalar_type(), {{{sizes}}}}};\n}}\n"
+        dtype = in_cpp(self._bound.problem_dtype, self._read)
+        yield f"    return {{device.is_cpu() ? -1 : device.index(), {dtype}, {{{sizes}}}}};\n}}\n"
 
     def _launching(self) -> Iterator[str]:
         bound, arguments = self._bound, self._kernel.arguments
@@ -201,11 +202,14 @@ class _Writer:
             elif bound.is_optional(output):
                 made = f"{in_cpp(bound.size(output), self._read)} ? {made} : Tensor()"
             yield f"    Tensor out_{output} = {made};"
+            if initial := next(a.initial for a in arguments if a.name == output):
+                filled = "zero_()" if initial == "zeros" else f"copy_(*a.{bound.inputs[initial]}_)"
+                yield f"    if (out_{output}.defined()) out_{output}.{filled};"
         if any(a.kind == "workspace" for a in arguments):
             yield f"    const Workspace memory(answer, problem, a.{self._first}_->options());"
         number, values, numbers = 0, list[str](), list[str]()
         structures = [line for a in arguments if a.kind == "structure" for line in self._structure(a)]
-        for a in arguments:
+        for a in self._kernel.parameters:
             values.append(f"p_{a.name}")
             if a.kind == "structure":
                 continue
@@ -228,7 +232,7 @@ class _Writer:
         yield "        using Opmath [[maybe_unused]] = decltype(opmath);"
         yield from (*numbers, *structures)
         yield f"        return table.run(answer, problem, {', '.join(values)});\n    }};"
-        yield f"    const bool wide = a.{self._first}_->scalar_type() == at::kDouble;"
+        yield f"    const bool wide = {in_cpp(self._bound.problem_dtype, self._read)} == at::kDouble;"
         yield f"    if (!({'wide ? launched(double()) : ' if self._has_opmath() else ''}launched(float()))) return {{}};"
         yield f"    return {{{', '.join(f'out_{output}' for output in outputs)}}};\n}}\n"
 

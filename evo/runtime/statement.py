@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 from .expression import (
@@ -278,8 +279,8 @@ class Bound:
         stated = function.signature.rpartition("->")[2].count("Tensor")
         if stated != len(self.results):
             yield f"the signature has {stated} results, and `results` {len(self.results)}: {', '.join(self.results)}"
-        if all(name in self.apart for name in function.given_tensors):
-            yield "no tensor among the arguments has the kernel's dtype, by which a variant is chosen"
+        if not self.together and len({*chain(*kernel.dtypes.values())}) > 1:
+            yield "no tensor among the arguments has the kernel's dtype, by which a variant is chosen, and there are several"
         forms = (text for text in self.results.values() if text not in function.given_tensors)
         for expressions, kinds in (
             (function.sizes.values(), ("int", "bool")),
@@ -330,6 +331,11 @@ class Bound:
         return next(iter(self.together), self.function.given_tensors[0])
 
     @property
+    def problem_dtype(self) -> str:
+        """An expression of the kernel's dtype: that of the first tensor that has it, or the only one there is."""
+        return f"{self.first}.dtype" if self.together else f"torch.{next(chain(*self.kernel.dtypes.values()))}"
+
+    @property
     def together(self) -> tuple[str, ...]:
         """Tensors that have the kernel's dtype."""
         return tuple(name for name in self.function.given_tensors if name not in self.apart)
@@ -371,8 +377,8 @@ class Bound:
 
     def dtype(self, argument: Any) -> str:
         """An expression of the dtype of a tensor argument of the entry point."""
-        opmath = f"torch.float64 if {self.first}.dtype == torch.float64 else torch.float32"
-        known = {**self.options, "problem": f"{self.first}.dtype", "opmath": opmath}
+        opmath = f"torch.float64 if {self.problem_dtype} == torch.float64 else torch.float32"
+        known = {**self.options, "problem": self.problem_dtype, "opmath": opmath}
         stated: str = argument.dtype
         return f"({known.get(stated) or f'torch.{self.kernel.options.get(stated, stated)}'})"
 

@@ -95,7 +95,7 @@ class CudaLoaded:
             self._opt_in(launch)
         known, frame = self._frame
         if frame is None or known != (launch, slots):
-            frame = Frame(launch.grid, launch.block[0], launch.smem_bytes, launch.cluster, launch.programmatic, slots)
+            frame = Frame(launch.grid, launch.block, launch.smem_bytes, launch.cluster, launch.programmatic, slots)
             self._frame = (launch, slots), frame
         frame.pack(*words)
         frame.config.stream = self._stream()

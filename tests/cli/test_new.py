@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +50,16 @@ __global__ void gemm(const half *A, half const*B, half *C, float alpha, int M, l
 }
 """
 FILLED = {
-    "raise NotImplementedError": 'return inputs["in"].T.contiguous()',
     'name="in", kind="input", shape=()': 'name="in", kind="input", shape=("rows", "cols")',
     'name="out", kind="output", shape=()': 'name="out", kind="output", shape=("cols", "rows")',
-    'threads=256, tiles=(("rows", 256), ("cols", 256),)': (
-        'threads=point["TILE"] ** 2, tiles=(("cols", point["TILE"]), ("rows", point["TILE"]))'
-    ),
+    "threads=256, tiles=": 'threads=point["TILE"] ** 2, tiles=',
 }
 
 
 def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any, tmp_path: Path) -> None:
     ended = here("new", "mine", "--json")
     assert (ended.code, ended.document["to_fill_in"]) == (0, [])
+    assert ended.document["links"] == {}
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ended.document["files"]
     assert "1 of 1 branches compiled" in here("check", "mine", "--arch", "sm_89", "--compile-only").out
     small = "n=100003,dtype=float32"
@@ -68,7 +67,7 @@ def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any,
     assert "1 of 1 passed the gate, 1 of 1 at the size that is timed" in checked.out, checked.out
     (tmp_path / "mine" / "note").write_text("kept")
     told = here("new", "other").out
-    assert re.search(r"\nto be searched: on a GPU block_size_x in .*; per_thread in .*; on a CPU threads, chunk\n", told)
+    assert re.search(r"\nto be searched: on a GPU block_size_x, per_thread; on a CPU threads, chunk\n", told)
     again = here("new", "mine")
     assert (again.code, again.sentence) == (2, "evo: mine exists: choose another name, or remove it; nothing was written")
     taken = here("new", "layernorm")
@@ -84,22 +83,29 @@ def test_what_it_writes_compiles_for_a_gpu_and_is_searched_on_the_cpu(here: Any,
     assert re.match(r'#define chunk \d+\n#define threads \d+\n#line 1 "cpu.cpp"\n', source), "the rendered source is stored"
 
 
+def fill_in(folder: Path, result: str, answers: Mapping[str, str]) -> None:
+    """Writes what `evo new` leaves to an author. result: the expression that the function returns."""
+    for name, instead in (("kernel.py", answers), ("function.py", {"raise NotImplementedError": f"return {result}"})):
+        text = re.sub(r"\n *# FILL IN: .*", "", (folder / name).read_text())
+        for place, answer in instead.items():
+            assert place in text, text
+            text = text.replace(place, answer)
+        (folder / name).write_text(text)
+
+
 def test_a_source_of_ones_own_needs_what_only_its_user_knows(here: Any, tmp_path: Path) -> None:
     (tmp_path / "t.cu").write_text(TRANSPOSE)
     (tmp_path / "edge.cuh").write_text("#pragma once\n")
     made = here("new", "t", "--cu", "t.cu")
     assert made.code == 0, made.err
-    assert "wrote t/cuda.cu, t/edge.cuh, t/kernel.py\nto be searched: TILE in 4, 8, 16, 32, 64; PAD in 1, 2, 4\n" in made.out
+    assert "linked t/cuda.cu to t.cu, which is searched as it is (--copy copies it)\n" in made.out
+    assert "linked t/edge.cuh to edge.cuh" in made.out
+    assert "to be searched: TILE in 4, 8, 16, 32, 64; PAD in 1, 2, 4\n" in made.out
     unfilled = here("check", "t", "--arch", "sm_89")
     assert unfilled.code == 2
-    for said in ("kernel.py is not complete: line 10, what transpose computes", "the grid", "the shapes of in, out"):
+    for said in ("the grid", "the shapes of in, out", "function.py, line 8, what transpose computes"):
         assert said in unfilled.sentence
-    path = tmp_path / "t" / "kernel.py"
-    text = re.sub(r"\n *# FILL IN: .*", "", path.read_text())
-    for place, answer in FILLED.items():
-        assert place in text
-        text = text.replace(place, answer)
-    path.write_text(text)
+    fill_in(tmp_path / "t", "x.T.contiguous()", FILLED)
     assert "1 of 1 branches compiled" in here("check", "t", "--arch", "sm_89", "--compile-only").out
     kernel, target = load_kernel("t"), find_target("cuda")
     limits, workload = target.limits("sm_89"), kernel.workload("cuda", "rows=100,cols=33,dtype=float32")
@@ -115,11 +121,10 @@ def test_the_entry_point_its_parameters_and_macros_that_nothing_defines_are_foun
     (tmp_path / "gemm.cu").write_text(no_choices + GEMM.replace("blockIdx.y * TILE", "blockIdx.y / WARP_SIZE * TILE"))
     made = here("new", "add", "--cu", "add.cu", "--json").document
     assert made["parameters"] == {"block_size_x": [32, 64, 128, 256, 512, 1024]}
-    assert [place["what"].partition(",")[0] for place in made["to_fill_in"]] == ["what vector_add computes", "the grid"]
+    assert [place["what"].partition(",")[0] for place in made["to_fill_in"]] == ["what vector_add computes"]
     made = here("new", "g", "--cu", "gemm.cu", "--entry", "gemm", "--json").document
     assert made["parameters"] == {"TILE": [4, 8, 16, 32, 64]}
-    path = tmp_path / "g" / "kernel.py"
-    path.write_text(path.read_text().replace("# FILL IN", "# Filled in").replace("shape=()", 'shape=("M", "N")'))
+    fill_in(tmp_path / "g", "alpha * A @ B", {"shape=()": 'shape=("M", "N")'})
     kernel = load_kernel("g")
     found = {a.name: (a.kind, a.dtype) for a in kernel.arguments}
     assert (list(found), found["A"], found["B"]) == (["A", "B", "C", "alpha", "M", "N"], *[("input", "problem")] * 2)
@@ -135,6 +140,101 @@ def test_the_entry_point_its_parameters_and_macros_that_nothing_defines_are_foun
         assert f'Argument(name="{name}", kind="output", dtype="{dtype}", shape=("n",))' in text
 
 
+KINDS = """\ufeff// Nothing of this is for a compiler of device code but the kernels.
+#include <torch/extension.h>
+#include <cstdint>
+#include "local.cuh"
+using namespace std;
+#define CEIL(a, b) (((a) + (b) - 1) / (b))
+#ifndef BLOCK_X
+#define BLOCK_X 32
+#endif
+#if MODE == 1
+#define SHIFT 3
+#else
+#define SHIFT 0
+#endif
+#define FLOAT4(p) (reinterpret_cast<float4*>(&(p))[0])
+__global__ void gather(float* y, float* x, int* index, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[index[i]] + SHIFT;
+}
+void __global__ grow(float* at, const float* by, int rows, int cols) {
+    int c = blockIdx.x * BLOCK_X + threadIdx.x, r = blockIdx.y * blockDim.y + threadIdx.y;
+    if (c < cols && r < rows) at[r * cols + c] = at[r * cols + c] * by[c];
+}
+template <typename T, int PER>
+__global__ void __launch_bounds__(256) count(T* data, int32_t* bins, int n) {
+    for (int i = blockIdx.x * 256 * PER + threadIdx.x; i < n; i += 256) atomicAdd(&bins[data[i] > T(0)], 1);
+}
+__device__ __forceinline__ void put(float4* to, float4 what) { *to = what; }
+__global__ void copy(float* to, float* from, int n) {
+    int i = threadIdx.x + blockIdx.x * blockDim.x;
+    if (4 * i < n) put(reinterpret_cast<float4*>(to) + i, FLOAT4(from[4 * i]));
+}
+torch::Tensor run(torch::Tensor data, float* at, float* by, int m, int k) {
+    dim3 block(BLOCK_X, 8), grid(CEIL(k, BLOCK_X), CEIL(m, 8));
+    grow<<<grid, block>>>(at, by, m, k);
+    count<float, 4><<<CEIL(data.numel(), 1024), 256>>>(data.data_ptr<float>(), nullptr, data.numel());
+    count<float, 8><<<CEIL(data.numel(), 2048), 256>>>(data.data_ptr<float>(), nullptr, data.numel());
+    return data;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
+"""
+FOUND = {
+    "gather": (
+        "y output, x input, index input int32, n scalar int32",
+        {"BLOCK_X": None, "MODE": (0, 1), "threads": (32, 64, 128, 256, 512, 1024)},
+        'threads=point["threads"], tiles=(("n", point["threads"]),))',
+    ),
+    "grow": (
+        "at output from at_before, by input, rows scalar int32, cols scalar int32, at_before input",
+        {"BLOCK_X": (8, 16, 32, 64, 128), "threads_y": (1, 2, 4, 8, 16, 32, 64)},
+        'threads=(point["BLOCK_X"], point["threads_y"]),'
+        ' tiles=(("cols", point["BLOCK_X"]), ("rows", point["threads_y"]),), axes=True)',
+    ),
+    "count": (
+        "data input, bins output int32 from zeros, n scalar int32",
+        {"PER": (4, 8)},
+        'threads=256, tiles=(("n", 256 * point["PER"]),))',
+    ),
+    "copy": (
+        "to output, from input, n scalar int32",
+        {"threads": (32, 64, 128, 256, 512, 1024)},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("entry", FOUND)
+def test_roles_choices_and_the_launch_are_read_from_the_source(here: Any, tmp_path: Path, entry: str) -> None:
+    arguments, parameters, launch = FOUND[entry]
+    (tmp_path / "kinds.cu").write_text(KINDS)
+    (tmp_path / "local.cuh").write_text("#pragma once\n")
+    made = here("new", "k", "--cu", "kinds.cu", "--entry", entry, "--json")
+    assert made.code == 0, made.err
+    assert (tmp_path / "k" / "cuda.cu").resolve() == tmp_path / "kinds.cu"
+    assert {"#include <torch/extension.h>", "run", *(FOUND.keys() - {entry})} <= {*made.document["left_out"]}
+    text = (tmp_path / "k" / "kernel.py").read_text()
+    pattern = r'Argument\(name="(\w+)", kind="(\w+)"(?:, dtype="(\w+)")?(?:, shape=\S+?\))?(?:, initial="(\w+)")?\)'
+    told = [" ".join(filter(None, (*row[:3], row[3] and f"from {row[3]}"))) for row in re.findall(pattern, text)]
+    assert ", ".join(told) == arguments
+    assert made.document["parameters"] == {n: list(v) for n, v in parameters.items() if v is not None}
+    assert launch is None or launch in text, text
+
+
+def test_a_jinja_source_is_made_a_template_of_ours(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "j.cu").write_text(
+        "__global__ void twice({{ real_type }} *y, const {{ real_type }} *x, int n) {\n"
+        "    int i = blockIdx.x * {{ block_size }} + threadIdx.x;\n"
+        "    {% for k in range(per) %}if (i < n) y[i] = 2 * x[i];\n    {% endfor %}\n}\n"
+    )
+    made = here("new", "j", "--cu", "j.cu", "--json").document
+    assert made["parameters"] == {"block_size": [32, 64, 128, 256, 512, 1024], "per": [1, 2, 4, 8, 16]}
+    fill_in(tmp_path / "j", "2 * x", {})
+    assert "1 of 1 branches compiled" in here("check", "j", "--arch", "sm_89", "--compile-only").out
+
+
 BAD = {
     "no identifier": ("my-kernel", (), "", "'my-kernel' cannot be a kernel's name: use letters"),
     "entry alone": ("k", ("--entry", "f"), "", "--entry names a function of the file given with --cu"),
@@ -142,10 +242,10 @@ BAD = {
     "no kernel": ("k", ("--cu", "k.cu"), "// __global__ void f()", "has no entry point: a kernel is a function declared"),
     "several": ("k", ("--cu", "k.cu"), GEMM, "several entry points: choose one with --entry, of scale, gemm"),
     "unknown": ("k", ("--cu", "k.cu", "--entry", "gem"), GEMM, "entry point of k.cu 'gem'; did you mean gemm?"),
-    "code": ("k", ("--cu", "k.cu"), "\n__global__ void f() { x y; }", "sm_89 with x=4: k.cu(2): error: expected a"),
-    "host code": ("k", ("--cu", "k.cu"), "#include <map>\n__global__ void f() {}", "leave out host code and its headers"),
+    "code": ("k", ("--cu", "k.cu"), "\n__global__ void f(int* x) { *x = 1; int y z; }", "sm_89: k.cu(2): error: expected a"),
+    "no header": ("k", ("--cu", "k.cu"), "#include <cuda/a>\n__global__ void f(int* x) { *x = 1; }", "\"cuda/a\" (NVRTC"),
     "by value": ("k", ("--cu", "k.cu"), "__global__ void f(double d) {}", "parameter 'd' of f is neither a pointer nor"),
-    "axes": ("k", ("--cu", "k.cu"), ADD.replace("threadIdx.x", "threadIdx.y"), "k.cu, line 3: threadIdx.y is always 0"),
+    "no result": ("k", ("--cu", "k.cu"), "__global__ void f(const int* x) {}", "f writes to none of its arguments"),
 }
 
 

@@ -15,9 +15,12 @@ int main() {
         bool slower;
         std::cin >> slower >> m.measured >> m.first.blocks_per_tile >> m.first.most_blocks >> m.first.axes >> m.first.launch.cluster >> tiles;
         for (size_t t = 0; t < tiles; ++t) {
-            std::pair<size_t, std::int64_t> tile;
-            std::cin >> tile.first >> tile.second;
-            m.first.tiles.push_back(tile);
+            size_t parts;
+            auto& [cut, tile] = m.first.tiles.emplace_back();
+            for (std::cin >> tile >> parts; parts; --parts) {
+                auto& [kind, number] = cut.emplace_back();
+                std::cin >> kind >> number;
+            }
         }
         if (slower) m.slower = std::make_shared<const std::string>("slower");
         m.text = std::make_shared<const std::string>("serves"), m.variant = static_cast<int>(i);

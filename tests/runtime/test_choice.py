@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from evo.errors import DeviceError
 from evo.export import find_exporter
 from evo.runtime import choice
 from evo.runtime.choice import rank_on_gpu
+from evo.runtime.cuda import numbered
 from evo.runtime.manifest import LaunchPlan
 from evo.targets import find_target
 from evo.targets.languages.cpp import compiler_path, extra_features
@@ -129,6 +131,9 @@ def test_the_packages_own_commands_say_which_build_is_taken(on_cpu: Path, comman
     assert ["timings" in v for v in timed] == [False, True, False]
 
 
+CUT = ("a", "b", "c", "a * b", "(a - 7) // 2 + c % 5", "max(a, b) - min(b, 64)", "(3 - a) // 4 * (b - c) % 9", "4")
+
+
 def test_the_native_launcher_chooses_and_cuts_the_grid_alike(tmp_path: Path) -> None:
     program, draw = tmp_path / "program", random.Random(0)
     source = Path(__file__).with_name("choice_program.cpp")
@@ -145,7 +150,7 @@ def test_the_native_launcher_chooses_and_cuts_the_grid_alike(tmp_path: Path) -> 
             axes = draw.random() < 0.5
             plan = LaunchPlan(
                 threads=32,
-                tiles=[(name, draw.choice((1, 4, 64))) for name in draw.sample("abc", draw.randrange(4))],
+                tiles=[(text, draw.choice((1, 4, 64))) for text in draw.sample(CUT, draw.randrange(4))],
                 blocks_per_tile=draw.choice((1, 3)),
                 blocks_per_multiprocessor=None if axes else draw.choice((None, 1, 4)),
                 cluster=draw.choice((1, 2)),
@@ -153,7 +158,10 @@ def test_the_native_launcher_chooses_and_cuts_the_grid_alike(tmp_path: Path) -> 
             )
             members.append(choice.Member([], dims, measured, "slower" if is_slower else ""))
             plans.append(plan)
-            cuts = [f"{'abc'.index(name)} {size}" for name, size in plan.tiles]
+            cuts = []
+            for text, size in plan.tiles:
+                parts = numbered(text, "abc")
+                cuts.append(" ".join(map(str, (size, len(parts), *chain(*parts)))))
             numbers = is_slower, measured, plan.blocks_per_tile, plan.most_blocks(132) or 0, axes, plan.cluster
             lines.append(" ".join(map(str, (*dims.values(), *map(int, numbers), len(cuts), *cuts))))
         problems = [*(dict(m.sizes) for m in members), *(sizes() for _ in range(200))]

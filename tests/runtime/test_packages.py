@@ -329,6 +329,8 @@ def growing(manifest: dict[str, Any], **growth: Any) -> None:
         (lambda m: growing(m, threads="x"), "it.variants[0].jit.sizes[0].growth.threads has"),
         (lambda m: growing(m, tiles=1), "it.variants[0].jit has a launch that grows from what is no number"),
         (lambda m: m["variants"][0]["launch"].update(tiles=[["rows", 0]]), "launch.tiles[0][1] has 0 where a count belongs"),
+        (lambda m: m["variants"][0]["launch"].update(threads=[8, 0]), "launch.threads has [8, 0] where a block belongs"),
+        (lambda m: m["variants"][0]["launch"].update(tiles=[["n ** 2", 4]]), "it.variants[0].launch has the tiles 'n **"),
         (lambda m: m["variants"][0]["launch"].update(more=1), "it.variants[0].launch is none ("),
         (lambda m: elsewhere(m), "it.variants[0] is for target 'cuda' and 'sm_x', which is no machine"),
         (lambda m: m["variants"][0].pop("source"), "it.variants[0] has no 'source'"),

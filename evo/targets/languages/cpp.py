@@ -41,7 +41,7 @@ class Cpp:
         "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
     }  # fmt: skip
     """A dtype that C++ lacks has the type of its bits."""
-    entry_point: re.Pattern[str] | None = None
+    declares_kernels = False
 
     def __init__(self, compiler: str | None = None) -> None:
         self._compiler = compiler

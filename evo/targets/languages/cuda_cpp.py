@@ -35,10 +35,7 @@ class CudaCpp:
         "float8_e4m3fn": "__nv_fp8_e4m3", "float8_e5m2": "__nv_fp8_e5m2", "bool": "bool", "uint8": "unsigned char",
         "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
     }  # fmt: skip
-    entry_point: re.Pattern[str] | None = re.compile(
-        r'(?P<linkage>extern\s*"C"\s*)?__global__(?:[^;{}()]|\([^;{}]*?\))*?\b(?!__\w+__)(?P<name>\w+)\s*\('
-    )
-    """A kernel in the code of a source, up to its parameters; linkage: if it is stated to be C's."""
+    declares_kernels = True
 
     @staticmethod
     @cache

@@ -1,0 +1,188 @@
+"""Sources as people have them, from `evo new --cu` to an exported function that PyTorch code calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.cli.test_new import fill_in
+from tests.ended import run_python
+
+
+class Own(NamedTuple):
+    """A kernel of somebody's. answers: what its kernel.py is given, by what stood there; call: makes its arguments."""
+
+    source: str
+    returns: str
+    answers: Mapping[str, str]
+    function: Mapping[str, str]
+    call: str
+    cpu: str = ""
+
+
+PRODUCT = Own(
+    """
+#include <cstdio>
+#define BX 32
+#define BY 8
+__global__ void product(const float* a, const float* b, float* c, int m, int n, int k) {
+    int col = blockIdx.x * BX + threadIdx.x, row = blockIdx.y * BY + threadIdx.y;
+    if (row >= m || col >= n) return;
+    float sum = 0;
+    for (int i = 0; i < k; ++i) sum += a[(long long)row * k + i] * b[(long long)i * n + col];
+    c[(long long)row * n + col] = sum;
+}
+int main() { product<<<dim3(4, 4), dim3(BX, BY)>>>(nullptr, nullptr, nullptr, 1, 1, 1); printf("done"); }
+""",
+    "a @ b",
+    {
+        'name="a", kind="input", shape=()': 'name="a", kind="input", shape=("m", "k")',
+        'name="b", kind="input", shape=()': 'name="b", kind="input", shape=("k", "n")',
+        'name="c", kind="output", shape=()': 'name="c", kind="output", shape=("m", "n")',
+        "m=1024,n=1024,k=1024": "m=300,n=200,k=70",
+    },
+    {
+        '"n": "a.shape[1]", "k": "a.shape[2]"': '"n": "b.shape[1]", "k": "a.shape[1]"',
+        '"c": "a.shape"': '"c": "(a.shape[0], b.shape[1])"',
+    },
+    "a, b = torch.randn(300, 70), torch.randn(70, 200)",
+)
+HISTOGRAM = Own(
+    """
+__global__ void histogram(const unsigned char* data, int* bins, int n) {
+    __shared__ int own[256];
+    for (int i = threadIdx.x; i < 256; i += blockDim.x) own[i] = 0;
+    __syncthreads();
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) atomicAdd(&own[data[i]], 1);
+    __syncthreads();
+    for (int i = threadIdx.x; i < 256; i += blockDim.x) atomicAdd(&bins[i], own[i]);
+}
+""",
+    "torch.zeros(256, dtype=torch.int32, device=data.device).index_add_(0, data.int(), torch.ones_like(data).int())",
+    {
+        'kind="output", dtype="int32", shape=("n",)': 'kind="output", dtype="int32", shape=("kinds",)',
+        "    ),\n    # In the": '        Dimension(name="kinds", low=256, high=256),\n    ),\n    # In the',
+        "n=1024,": "n=100003,kinds=256,",
+    },
+    {'{"n": "data.numel()"}': '{"n": "data.numel()", "kinds": "256"}', '"bins": "data.shape"': '"bins": "(256,)"'},
+    "data = torch.randint(0, 256, (100003,), dtype=torch.uint8)",
+    """
+extern "C" void histogram(const unsigned char* data, int* bins, int n) {
+    if (threads * chunk > 0) for (int i = 0; i < n; ++i) ++bins[data[i]];
+}
+""",
+)
+ARGMAX = Own(
+    """
+template <typename T, int THREADS>
+__global__ void argmax(const T* x, long long* at, int rows, int cols) {
+    __shared__ T values[THREADS];
+    __shared__ int places[THREADS];
+    const T* row = x + (long long)blockIdx.x * cols;
+    T best = row[0];
+    int place = 0;
+    for (int i = threadIdx.x; i < cols; i += THREADS)
+        if (row[i] > best || (row[i] != row[i] && best == best)) best = row[i], place = i;
+    values[threadIdx.x] = best, places[threadIdx.x] = place;
+    __syncthreads();
+    for (int half = THREADS / 2; half; half /= 2) {
+        if (threadIdx.x < half) {
+            T other = values[threadIdx.x + half], mine = values[threadIdx.x];
+            if (other > mine || (other != other && mine == mine)) {
+                values[threadIdx.x] = other;
+                places[threadIdx.x] = places[threadIdx.x + half];
+            }
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) at[blockIdx.x] = places[0];
+}
+void run(const float* x, long long* at, int rows, int cols) { argmax<float, 128><<<rows, 128>>>(x, at, rows, cols); }
+""",
+    "x.argmax(1)",
+    {
+        'name="x", kind="input", shape=()': 'name="x", kind="input", shape=("rows", "cols")',
+        'kind="output", dtype="int64", shape=()': 'kind="output", dtype="int64", shape=("rows",), ties=("x", 1)',
+        "rows=1024,cols=1024": "rows=300,cols=200",
+        "threads=128,": 'threads=point["THREADS"],',
+    },
+    {'"at": "x.shape"': '"at": "(x.shape[0],)"'},
+    "x = torch.randn(300, 200)",
+)
+STENCIL = Own(
+    """
+#define width 640
+#define height 480
+__global__ void stencil(float *y, const float *x) {
+    int c = blockIdx.x * block_size_x + threadIdx.x, r = blockIdx.y * block_size_y + threadIdx.y;
+    if (c < width && r < height) {
+        float up = r > 0 ? x[(r - 1) * width + c] : 0.0f, down = r < height - 1 ? x[(r + 1) * width + c] : 0.0f;
+        y[r * width + c] = (up + down + x[r * width + c]) / 3.0f;
+    }
+}
+""",
+    "(torch.nn.functional.pad(x, (0, 0, 1, 1))[2:] + torch.nn.functional.pad(x, (0, 0, 1, 1))[:-2] + x) / 3",
+    {
+        'name="y", kind="output", shape=()': 'name="y", kind="output", shape=("height", "width")',
+        'name="x", kind="input", shape=()': 'name="x", kind="input", shape=("height", "width")',
+    },
+    {'"width": "x.shape[0]", "height": "x.shape[1]"': '"width": "x.shape[1]", "height": "x.shape[0]"'},
+    "x = torch.randn(480, 640)",
+)
+OWN = {"product": PRODUCT, "histogram": HISTOGRAM, "argmax": ARGMAX, "stencil": STENCIL}
+CALL = """
+import sys, torch, exported
+{call}
+given = [t.to({device!r}) for t in ({names},)]
+torch.testing.assert_close(exported.{name}(*given).cpu(), {equals})
+print(exported.explain(*given), "|", type(exported.frontend._call))
+"""
+
+
+def _on(target: str, name: str) -> Any:
+    return pytest.param(name, target, id=f"{name}-{target}", marks=pytest.mark.gpu if target == "cuda" else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [*(_on("cuda", name) for name in OWN), *(_on("cpu", name) for name, own in OWN.items() if own.cpu)]
+)
+def test_a_source_is_adopted_searched_exported_and_called(here: Any, tmp_path: Path, name: str, target: str) -> None:
+    own = OWN[name]
+    (tmp_path / "own.cu").write_text(own.source)
+    made = here("new", name, "--cu", "own.cu", "--json")
+    assert made.code == 0, made.err
+    fill_in(tmp_path / name, own.returns, own.answers)
+    statement, function = tmp_path / name / "kernel.py", tmp_path / name / "function.py"
+    text = "import torch\n" + function.read_text()
+    for place, answer in own.function.items():
+        assert place in text, text
+        text = text.replace(place, answer)
+    function.write_text(text)
+    if target == "cpu":
+        (tmp_path / name / "cpu.cpp").write_text(own.cpu)
+        text = statement.read_text()
+        cuda = re.search(r'workloads=\{"cuda": (\(".*?",\))', text)
+        assert cuda
+        text = text.replace('dtypes={"cuda": (', 'dtypes={"cpu": ("float32",), "cuda": (')
+        text = text.replace('workloads={"cuda": ', f'workloads={{"cpu": {cuda[1]}, "cuda": ')
+        if fixed := re.search(r'compile_time_dims=\{"cuda": (\(.*?\))', text):
+            text = text.replace('compile_time_dims={"cuda": ', f'compile_time_dims={{"cpu": {fixed[1]}, "cuda": ')
+        statement.write_text(text)
+    checked = here("check", name, "--target", target)
+    assert checked.code == 0, checked
+    searched = here("search", name, "--target", target, "--evaluations", "4")
+    assert searched.code == 0, searched
+    exported = here("export", "latest", "--out", "exported")
+    assert exported.code == 0, exported
+    names = own.call.partition(" =")[0]
+    call = CALL.format(call=own.call, device=target, names=names, name=name, equals=own.returns)
+    for launcher in ("Python", "native"):
+        called = run_python(tmp_path, "-c", call)
+        assert called.returncode == 0, (launcher, called)
+        if launcher == "Python":
+            built = run_python(tmp_path, "-m", "exported", "build")
+            assert built.returncode == 0, built
