@@ -66,9 +66,9 @@ int main() {
     const long long sizes[] = {12345678901, -3};
     const float number = 0.25f;
     memcpy(&words[0], sizes, 16), memcpy(&words[16], &number, 4);
-    launch_entry({7, 5, 0, 8, 2, 1, 256, 65536, 16, 1}, words);
+    launch_entry({7, 5, 0, 8, 2, 1, 64, 4, 1, 65536, 16, 1}, words);
     try {
-        launch_entry({7, 5, 0, 10, 1, 1, 32, 0, 1, 0}, words);
+        launch_entry({7, 5, 0, 10, 1, 1, 32, 1, 1, 0, 1, 0}, words);
     } catch (const c10::Error& error) {
         puts(error.what_without_backtrace());
     }
@@ -162,7 +162,7 @@ def test_code_is_loaded_and_launched_as_the_driver_wants_it(folder: Path, tmp_pa
     launching = run(tmp_path / "calls")
     assert launching.returncode == 0, launching.stderr
     assert launching.stdout.splitlines() == [
-        "grid 8 2 1 threads 256 1 1 smem 65536 stream 0x63 function 0x7",
+        "grid 8 2 1 threads 64 4 1 smem 65536 stream 0x63 function 0x7",
         "attribute 4: 16 1 1",
         "attribute 6: 1 0 0",
         "arguments 12345678901 -3 0.25",

@@ -63,14 +63,15 @@ int main(int, char** arguments) {
     launch.function = reinterpret_cast<void*>(1), launch.unaligned = reinterpret_cast<void*>(2);
     launch.context = reinterpret_cast<void*>(3);
     launch.grid[0] = 8, launch.grid[1] = 5, launch.grid[2] = 7;
-    launch.threads = 96, launch.smem_bytes = 4096, launch.cluster = 4, launch.programmatic = true, launch.misaligned = 15;
+    launch.block[0] = 24, launch.block[1] = 4;
+    launch.smem_bytes = 4096, launch.cluster = 4, launch.programmatic = true, launch.misaligned = 15;
     long long first = 11, second = -12;
     void* pointers[] = {&first, &second};
 
     EXPECT(driver->launch(launch, 1, 64, pointers) == 0);
     const CUlaunchConfig& c = record.config;
     EXPECT(c.gridDimX == 8 && c.gridDimY == 5 && c.gridDimZ == 7);
-    EXPECT(c.blockDimX == 96 && c.blockDimY == 1 && c.blockDimZ == 1 && c.sharedMemBytes == 4096);
+    EXPECT(c.blockDimX == 24 && c.blockDimY == 4 && c.blockDimZ == 1 && c.sharedMemBytes == 4096);
     EXPECT(c.hStream == reinterpret_cast<CUstream>(0x101));
     EXPECT(c.numAttrs == 2 && record.attributes[0].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
     const auto& cluster = record.attributes[0].value.clusterDim;

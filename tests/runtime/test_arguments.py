@@ -85,7 +85,7 @@ def test_its_check_finds_every_variant_right(module: ModuleType) -> None:
 
 def test_arguments_are_packed_by_size_and_alignment() -> None:
     slots = (("i", 4), ("Q", 8), ("f", 4), ("i", 4), ("128s", 64), ("d", 8))
-    frame = Frame((1, 1, 1), 32, 0, 1, False, slots)
+    frame = Frame((1, 1, 1), (32, 1, 1), 0, 1, False, slots)
     frame.pack(7, 2**63, 0.5, -1, bytes(range(128)), 0.1)
     places = (ctypes.c_void_p * 6).from_address(frame.arguments.value or 0)
     assert [place - places[0] for place in places] == [0, 8, 16, 20, 64, 192]
