@@ -126,7 +126,8 @@ extern "C" __attribute__((visibility("default"))) PyObject* values(PyObject* arg
 def in_cpp_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[Any, ...]], list[Any]]:
     """The values of all EXPRESSIONS in C++."""
     arguments = [Argument(name=n, kind=k, shape=("count",)) for n, k in (("x", "input"), ("y", "output"))]
-    kernel = SimpleNamespace(arguments=arguments, choices={}, options={}, dimensions=[], compile_time_dims={})
+    nothing = {"choices": {}, "options": {}, "dimensions": [], "compile_time_dims": {}}
+    kernel = SimpleNamespace(arguments=arguments, parameters=arguments, **nothing)
     code = native_code(Bound(FUNCTION, kernel), SimpleNamespace(dimensions=[{"name": "count"}]))  # type: ignore[arg-type]
     shown = (f"shown_or_none([&] {{ return shown({in_cpp(text, FUNCTION.parameters)}); }})" for text in EXPRESSIONS)
     code += _PROBE % "\n    ".join(f"PyList_Append(found, {text});" for text in shown)
