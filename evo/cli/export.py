@@ -47,7 +47,7 @@ def export(
 ) -> None:
     """Export winners as something that PyTorch code imports."""
     if out is None and (tuned is None or arch or format != "module"):
-        raise UsageError(f"--out is missing: the folder to write{'' if tuned else ', or --tuned with a file for a repository'}")
+        raise UsageError("--out is missing: name the folder to write" + ("" if tuned else ", or with --tuned a file"))
     exporter = find_exporter(format)
     replaced = out is not None and (out / MANIFEST).is_file()
     if out is not None:
@@ -57,7 +57,8 @@ def export(
     with Store.open(db, write=False) as store:
         if exporter.holds == "run" and out is not None:
             if arch or tuned:
-                raise UsageError(f"--format {exporter.name} holds a run as it was: leave out {'--arch' if arch else '--tuned'}")
+                left = "--arch" if arch else "--tuned"
+                raise UsageError(f"--format {exporter.name} holds a run as it was: leave out {left}")
             written = export_all_candidates(store, what, exporter, out)
         else:
             for name in dict.fromkeys(what):
@@ -72,27 +73,24 @@ def export(
                 write_tuned(tuned, parts)
     names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen] or [f"run {what[0]}"]
     workloads = ", ".join(names) if len(names) <= SHOWN else f"{len(names)} workloads"
-    if tuned is not None:
-        written.append(tuned)
-        if not json:
-            say(f"{tuned}: {workloads}; once committed, the package is made with:  {shlex.join(['evo', 'rebuild', str(tuned)])}")
+    if json:
+        print_json([str(p) for p in (*written, *([tuned] if tuned else []))])
+    elif tuned is not None:
+        say(f"{tuned}: {workloads}; the package is made from it with:  {shlex.join(['evo', 'rebuild', str(tuned)])}")
     if out is not None:
         tell_written(exporter, out, written, remarks, workloads, replaced, json)
-    elif json:
-        print_json([str(p) for p in written])
 
 
 def tell_written(
     exporter: Exporter, out: Path, written: Sequence[Path], remarks: Sequence[str], of: str, replaced: bool, json: bool
 ) -> None:
-    """Prints what an export has written. of: for what, in words."""
+    """Says what an export has written, and with `json` only what is missing in it. of: for what, in words."""
     shown = remarks if len(remarks) <= SHOWN else remarks[: SHOWN - 1]
     for remark in shown:
         notice(remark)
     if more := len(remarks) - len(shown):
         notice(f"{more} more of these: {out / MANIFEST} says what of each workload is built")
     if json:
-        print_json([str(p) for p in written])
         return
     say(f"{out}: {len(written)} files for {of}{', in place of an earlier export' if replaced else ''}")
     for line in exporter.advice(out):

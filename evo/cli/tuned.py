@@ -9,7 +9,7 @@ import typer
 
 from evo.cli.check import why_not_here
 from evo.cli.export import tell_written
-from evo.cli.options import Json, answer
+from evo.cli.options import Json, answer, print_json
 from evo.environment import cache_dir
 from evo.errors import CompileError, DeviceError, EvoError, error_line
 from evo.evaluation import Build, Status, Timing
@@ -53,6 +53,8 @@ def rebuild(
         written, more = export_winners(asked, exporter, arch or ())
     except CompileError as error:
         raise EvoError(f"{file}: a point does not compile ({error_line(str(error))}); evo check {file} says which") from None
+    if json:
+        print_json([str(p) for p in written])
     of = counted(sum(len(part.items) for part in asked), "result")
     tell_written(exporter, folder, written, remarks + more, f"{of} of {file}", replaced, json)
 
@@ -67,7 +69,7 @@ def check_tuned(file: Path, seed: int, random_cases: int, compile_only: bool, db
     patience = Patience(
         left_s=_PATIENCE_S, tell=lambda workload, left_s: notice(f"{workload}: waiting up to {left_s:.0f} s for quiet")
     )
-    for target, group in groupby(sorted(parts, key=lambda part: part.target), key=lambda part: part.target):
+    for target, group in groupby(sorted(parts, key=_target), key=_target):
         with open_workers(target, cache_dir(db)) as executor:
             for part, item in [(part, item) for part in group for item in part.items]:
                 task = TaskExecutor(
@@ -93,6 +95,10 @@ def check_tuned(file: Path, seed: int, random_cases: int, compile_only: bool, db
     answer(json, record | {"passed": all(p["passed"] for p in points)}, _print)
     if not all(p["passed"] for p in points):
         raise typer.Exit(1)
+
+
+def _target(part: ExportRequest) -> str:
+    return part.target
 
 
 _FAILED = ("not legal", "does not compile", "wrong", "slower")
@@ -174,4 +180,4 @@ def _gain(figures: dict[str, Any]) -> str | None:
     if "speedup" not in figures:
         return None
     told, limits = times(1 / figures["speedup"]), figures.get("interval") or ()
-    return f"{told} ({interval(*limits)})" if len(limits) == 2 else told
+    return f"{told} ({interval(*(1 / s for s in reversed(limits)))})" if len(limits) == 2 else told

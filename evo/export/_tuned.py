@@ -23,7 +23,7 @@ from evo.problem.genome import Genome
 from evo.problem.loading import find_kernel, load_kernel, template_root
 from evo.targets import find_target
 
-_HEADING = "# What evo has found here: `evo rebuild` makes the package, `evo check` measures again (docs/in-a-repository.md).\n"
+_HEADING = "# Found by evo: `evo rebuild` makes its package, `evo check` measures again (docs/in-a-repository.md).\n"
 _VERSIONS = ("torch", "compiler", "evo")
 _TABLE: Mapping[str, Any] = {"kernel": str, "digest": str, "target": str, "arch": str, "device": str} | {
     **{f"{name}?": str for name in _VERSIONS}, "date": date, "cover?": bool, "points": dict, "results": list
