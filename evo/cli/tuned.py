@@ -1,6 +1,7 @@
 """evo rebuild, and evo check of a tuned file: what a repository keeps of searches, built and measured again."""
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,13 +66,15 @@ def rebuild(
 def check_tuned(file: Path, seed: int, random_cases: int, compile_only: bool, db: str, json: bool) -> None:
     """Builds, gates and times the points of a file again, as far as that is possible here."""
     parts = read_tuned(file)
-    remarks, points = changed(file, parts), list[dict[str, Any]]()
+    remarks, points, torch = changed(file, parts), list[dict[str, Any]](), version("torch")
+    others = sorted({str(part.environment.get("torch", torch)) for part in parts} - {torch})
+    remarks += [f"results were measured beside PyTorch {other}, and here is {torch}" for other in others]
     patience = Patience(
         left_s=_PATIENCE_S, tell=lambda workload, left_s: notice(f"{workload}: waiting up to {left_s:.0f} s for quiet")
     )
     for target, group in groupby(sorted(parts, key=_target), key=_target):
         with open_workers(target, cache_dir(db)) as executor:
-            for part, item in [(part, item) for part in group for item in part.items]:
+            for part, item in [(asked, item) for asked in group for item in asked.items]:
                 task = TaskExecutor(
                     problem=load_kernel(part.kernel),
                     executor=executor,

@@ -91,7 +91,7 @@ def write_tuned(file: Path, parts: Sequence[ExportRequest]) -> None:
             else:
                 tables[n] = tables[n][0], [i for i in tables[n][1] if i.workload not in {p.workload for p in part.items}]
         if new:
-            tables.insert(same[0] if same else len(tables), (head, list(new.values())))
+            tables.insert(same[-1] + 1 if same else len(tables), (head, list(new.values())))
     text = "\n".join([_HEADING, *("\n".join(_lines(head, items)) for head, items in tables if items)])
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
