@@ -161,6 +161,7 @@ def _raced(item: ExportItem, task: TaskExecutor, build: Build, then: dict[str, A
 def _print(console: Terminal, record: dict[str, Any]) -> None:
     rows = [
         {
+            "kernel": p["kernel"],
             "workload": short_workload(p["workload"], p["kernel"]),
             "device": p["device"],
             ">speed-up then": _gain(p["then"]),
@@ -172,7 +173,8 @@ def _print(console: Terminal, record: dict[str, Any]) -> None:
     console.print_rows(rows, ["" if p["passed"] else "red" for p in record["points"]])
     for p in record["points"]:
         if p["reason"]:
-            console.say(f"{p['workload']}: {p['verdict']}: {p['reason']}", "" if p["passed"] else "red")
+            name = short_workload(p["workload"], p["kernel"])
+            console.say(f"{name}: {p['verdict']}: {p['reason']}", "" if p["passed"] else "red")
     for remark in record["remarks"]:
         console.say(remark, "yellow")
     number = {v: sum(p["verdict"] == v for p in record["points"]) for v in (p["verdict"] for p in record["points"])}

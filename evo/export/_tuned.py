@@ -79,7 +79,10 @@ def _record(result: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, An
 def write_tuned(file: Path, parts: Sequence[ExportRequest]) -> None:
     """Writes winners to a file, which keeps those of other devices and workloads that it has. Raises UsageError."""
     before = read_tuned(file) if file.exists() else []
-    check_alike([replace(part, kernel=str(find_kernel(part.kernel))) for part in (*before, *parts)], several=True)
+    try:
+        check_alike([replace(part, kernel=str(find_kernel(part.kernel))) for part in (*before, *parts)], several=True)
+    except UsageError as error:
+        raise UsageError(f"{file} is for one kernel, and its backward: choose another --tuned ({error})") from None
     tables = [(_head(part, file), list(part.items)) for part in before]
     for part in parts:
         head, new = _head(part, file), {item.workload: item for item in part.items}

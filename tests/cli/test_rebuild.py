@@ -1,4 +1,4 @@
-"""Tuned files: `evo export --tuned` writes one, `evo rebuild` makes the same package again, `evo check` finds what has changed."""
+"""Tuned files: `evo rebuild` makes the same package again, and `evo check` finds what is not so any more."""
 
 from __future__ import annotations
 
@@ -159,7 +159,9 @@ def test_a_broken_file_is_one_sentence_with_the_line(
         assert said.format(line=line) in ended.sentence
 
 
-def test_results_of_other_devices_and_workloads_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_other_devices_and_workloads_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     kernel, file = load_kernel("layernorm"), Path("layernorm.tuned.toml")
     on_cpu = [kernel.workload("cpu", f"rows=8,cols={cols},dtype=float32") for cols in (32, 48)]
@@ -188,3 +190,6 @@ def test_results_of_other_devices_and_workloads_are_kept(tmp_path: Path, monkeyp
     assert 'kernel = "layernorm"' in text
     assert cli.run(["rebuild", str(file), "--arch", "sm_89"]) == 0
     assert {v["arch"] for v in manifest_of(Path("exported/layernorm"))["variants"]} >= {"native", "sm_89"}
+    ended = run_here(capsys, "check", str(file), "--compile-only", "--json")
+    assert ended.code == 0, ended.err
+    assert [p["verdict"] for p in ended.document["points"]] == ["compiles"] * 3
