@@ -34,6 +34,7 @@ _COMMANDS = {
     "query": ("query",),
     "report": ("report", "dashboard"),
     "export": ("export", "import-workloads"),
+    "tuned": ("rebuild",),
     "check": ("bench", "check", "sanitize"),
     "maintain": ("prune", "vacuum", "merge", "backup"),
     "replay": ("replay",),

@@ -48,7 +48,10 @@ _SHOWN = 3
 
 def check(
     kernel: Annotated[
-        str, typer.Argument(metavar="KERNEL|CANDIDATE", help="A kernel's name or folder, or a recorded candidate.")
+        str,
+        typer.Argument(
+            metavar="KERNEL|CANDIDATE|FILE", help="A kernel's name or folder, a recorded candidate, or a NAME.tuned.toml."
+        ),
     ],
     arch: Annotated[
         str | None,
@@ -67,8 +70,16 @@ def check(
     json: Json = False,
 ) -> None:
     """Compile every structural branch of a kernel's template, and gate and time those that can run here; or a candidate
-    anew."""
+    anew; or all that a tuned file has, beside PyTorch."""
     drawn = draw_seed(seed)
+    if kernel.endswith(".toml"):
+        for option, value in (("--target", target), ("--arch", arch), ("--workload", workload), ("--case", case)):
+            if value:
+                raise UsageError(f"{option} is not for a tuned file, which says what is checked: leave it out")
+        from evo.cli.tuned import check_tuned  # other checks do not need it
+
+        check_tuned(Path(kernel), drawn, cases, compile_only, db, json)
+        return
     if (candidate := _recorded(kernel, db)) is not None:
         for option, value in (("--target", target), ("--arch", arch), ("--workload", workload)):
             if value:
@@ -81,7 +92,7 @@ def check(
     named = tuple(problem.workload(target, w) for w in workload or ())
     own, near = (named, ()) if named else check_workloads_of(problem, target)
     named_cases = tuple(parse_case(problem, target, text) for text in case or ())
-    why_not = _why_not_here(target, arch)
+    why_not = why_not_here(target, arch)
     with open_workers(target, cache_dir(db)) as executor:
         task = TaskExecutor(
             problem=problem, executor=executor, kernel=kernel, target=target, arch=arch, workload=own[0], seed=drawn
@@ -130,7 +141,7 @@ def _recorded(name: str, db: str) -> CandidateRecord | None:
     raise UnknownNameError("kernel or candidate", name, names_near(name))
 
 
-def _why_not_here(target: str, arch: str) -> str:
+def why_not_here(target: str, arch: str) -> str:
     """Why code for `arch` can only be compiled here; empty if it runs here."""
     try:
         return find_target(target).runs(arch)
@@ -251,7 +262,7 @@ def _check_candidate(
     json: bool,
 ) -> None:
     target = recorded.target
-    why_not = _why_not_here(target, recorded.arch)
+    why_not = why_not_here(target, recorded.arch)
     if why_not and not compile_only:
         raise DeviceError(f"{why_not}; to compile it only, add --compile-only")
     observe = None if json else CheckLines("workloads")

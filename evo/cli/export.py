@@ -1,6 +1,8 @@
 """evo export: winners as files for other programs; evo import-workloads: job files from another program's dataset."""
 
 import json as json_format
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +14,9 @@ from evo.cli.options import Db, Json, Trust, print_json
 from evo.cli.recorded import trusted
 from evo.environment import DEFAULT_DB, command_line
 from evo.errors import UsageError
-from evo.export import MANIFEST, check_replaceable, find_exporter
-from evo.export._winners import choose_winners, export_all_candidates, export_winners
+from evo.export import MANIFEST, Exporter, check_replaceable, find_exporter
+from evo.export._tuned import write_tuned
+from evo.export._winners import choose_winners, export_all_candidates, export_winners, requests_of
 from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
 from evo.lineage.store import Store
@@ -22,14 +25,17 @@ from evo.report.terminal import notice, say, short_workload
 from evo.report.text import parse_duration, short
 from evo.targets import find_target
 
-_SHOWN = 5
+SHOWN = 5
 """Largest number of lines or names that are printed; of more, the number is."""
 
 
 def export(
     what: Annotated[list[str], typer.Argument(help="Runs or candidates.")],
-    out: Annotated[Path, typer.Option(help="Folder to write; its name is the module's.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write; its name is the module's.")] = None,
     format: Annotated[str, typer.Option(help="Format of the export.")] = "module",
+    tuned: Annotated[
+        Path | None, typer.Option(help="Add the results to this NAME.tuned.toml, for a repository; `evo rebuild` reads it.")
+    ] = None,
     arch: Annotated[
         list[str] | None,
         typer.Option(help="Architecture to build for; the measured one if left out; repeat for more."),
@@ -40,14 +46,19 @@ def export(
     json: Json = False,
 ) -> None:
     """Export winners as something that PyTorch code imports."""
-    exporter, replaced = find_exporter(format), (out / MANIFEST).is_file()
-    check_replaceable(out, exporter.name)
+    if out is None and (tuned is None or arch or format != "module"):
+        raise UsageError("--out is missing: name the folder to write" + ("" if tuned else ", or with --tuned a file"))
+    exporter = find_exporter(format)
+    replaced = out is not None and (out / MANIFEST).is_file()
+    if out is not None:
+        check_replaceable(out, exporter.name)
     chosen: list[CandidateRecord] = []
-    remarks: list[str] = []
+    remarks, written = list[str](), list[Path]()
     with Store.open(db, write=False) as store:
-        if exporter.holds == "run":
-            if arch:
-                raise UsageError(f"--format {exporter.name} holds a run as it was: leave out --arch")
+        if exporter.holds == "run" and out is not None:
+            if arch or tuned:
+                left = "--arch" if arch else "--tuned"
+                raise UsageError(f"--format {exporter.name} holds a run as it was: leave out {left}")
             written = export_all_candidates(store, what, exporter, out)
         else:
             for name in dict.fromkeys(what):
@@ -55,18 +66,33 @@ def export(
             trusted(trust, *(c.kernel for c in chosen))
             for said in filter(None, [_unconfirmed(store, c, db) for c in chosen]):
                 notice(said)
-            written, remarks = export_winners(store, chosen, exporter, out, arch or ())
-    shown = remarks if len(remarks) <= _SHOWN else remarks[: _SHOWN - 1]
+            parts = requests_of(store, chosen, out or Path())
+            if out is not None:
+                written, remarks = export_winners(parts, exporter, arch or ())
+            if tuned is not None:
+                write_tuned(tuned, parts)
+    names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen] or [f"run {what[0]}"]
+    workloads = ", ".join(names) if len(names) <= SHOWN else f"{len(names)} workloads"
+    if json:
+        print_json([str(p) for p in (*written, *([tuned] if tuned else []))])
+    elif tuned is not None:
+        say(f"{tuned}: {workloads}; the package is made from it with:  {shlex.join(['evo', 'rebuild', str(tuned)])}")
+    if out is not None:
+        tell_written(exporter, out, written, remarks, workloads, replaced, json)
+
+
+def tell_written(
+    exporter: Exporter, out: Path, written: Sequence[Path], remarks: Sequence[str], of: str, replaced: bool, json: bool
+) -> None:
+    """Says what an export has written, and with `json` only what is missing in it. of: for what, in words."""
+    shown = remarks if len(remarks) <= SHOWN else remarks[: SHOWN - 1]
     for remark in shown:
         notice(remark)
     if more := len(remarks) - len(shown):
         notice(f"{more} more of these: {out / MANIFEST} says what of each workload is built")
     if json:
-        print_json([str(p) for p in written])
         return
-    names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen] or [f"run {what[0]}"]
-    workloads = ", ".join(names) if len(names) <= _SHOWN else f"{len(names)} workloads"
-    say(f"{out}: {len(written)} files for {workloads}{', in place of an earlier export' if replaced else ''}")
+    say(f"{out}: {len(written)} files for {of}{', in place of an earlier export' if replaced else ''}")
     for line in exporter.advice(out):
         say(line)
 

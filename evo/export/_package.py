@@ -299,7 +299,8 @@ def _variant_record(
         "candidate": item.candidate,
         "target": target.name,
         "arch": arch,
-        "standing": "measured" if measured else "compiled",
+        # Where the kernel has changed since, nothing of it was measured.
+        "standing": "measured" if measured and "kernel_digest" not in item.record else "compiled",
         "measured_arch": measured_arch,
         "workload": workload_record(kernel, workload),
         "fixed": list(fixed),

@@ -35,7 +35,7 @@ def export_all_candidates(store: Store, what: Sequence[str], exporter: Exporter,
 def export_run(store: Store, run: str, out: Path, db: str, tell: Callable[[str], None]) -> list[Path]:
     """Exports the winners of a run as a module, and returns the files written. tell: see `choose_winners`. Raises StoreError
     if it has none."""
-    return export_winners(store, choose_winners(store, run, db, tell), find_exporter("module"), out)[0]
+    return export_winners(requests_of(store, choose_winners(store, run, db, tell), out), find_exporter("module"))[0]
 
 
 def choose_winners(
@@ -69,18 +69,21 @@ def choose_winners(
     return winners
 
 
+def requests_of(store: Store, chosen: Sequence[CandidateRecord], out: Path) -> list[ExportRequest]:
+    """The requests for recorded winners, one for each run."""
+    return [_request(store, run, [c for c in chosen if c.run == run], out) for run in dict.fromkeys(c.run for c in chosen)]
+
+
 def export_winners(
-    store: Store, chosen: Sequence[CandidateRecord], exporter: Exporter, out: Path, archs: Sequence[str] = ()
+    parts: Sequence[ExportRequest], exporter: Exporter, archs: Sequence[str] = ()
 ) -> tuple[list[Path], list[str]]:
     """Exports winners; returns the files written, and sentences on what is missing in them or was replaced.
 
     archs: architectures to build for beside PTX; if empty, the one that each was measured on. Raises UsageError for
-    candidates of several kernels that are not a forward and its backward, or of several targets or architectures where the
+    winners of several kernels that are not a forward and its backward, or of several targets or architectures where the
     format has no place for them, and what the exporter raises.
     """
-    _check_alike(chosen, several=exporter.holds == "several")
-    runs = dict.fromkeys(c.run for c in chosen)
-    parts = [_request(store, run, [c for c in chosen if c.run == run], out) for run in runs]
+    check_alike(parts, several=exporter.holds == "several")
     if exporter.holds != "several":
         if archs:
             raise UsageError(f"--format {exporter.name} holds the code that was measured, and no other: leave out --arch")
@@ -92,20 +95,23 @@ def export_winners(
         replace(part, builds=find_target(part.target).with_intermediate(asked_of(part.target, archs) or (part.arch,)))
         for part in parts
     ]
-    return exporter.export(*built), remarks_of(out)
+    return exporter.export(*built), remarks_of(parts[0].out)
 
 
-def _check_alike(chosen: Sequence[CandidateRecord], *, several: bool) -> None:
-    first = chosen[0]
-    for record in chosen:
-        alike = several or (record.target, record.arch) == (first.target, first.arch)
-        if record.kernel != first.kernel:
-            one, other = (recorded_kernel(c.kernel, c.kernel_digest) for c in (first, record))
+def check_alike(parts: Sequence[ExportRequest], *, several: bool) -> None:
+    """Raises UsageError for requests that no export has a place for together. several: it has one for several targets,
+    architectures, and a kernel with its backward."""
+    first = parts[0]
+    for part in parts:
+        alike = several or (part.target, part.arch) == (first.target, first.arch)
+        if part.kernel != first.kernel:
+            one, other = (recorded_kernel(p.kernel, p.digest) for p in (first, part))
             alike = several and (one.backward_of == other.name or other.backward_of == one.name)
         if not alike:
             raise UsageError(
-                f"{record.id} is for {record.kernel} on {record.target} {record.arch}, {first.id} for {first.kernel} on"
-                f" {first.target} {first.arch}: export them to folders of their own"
+                f"{part.items[0].candidate} is for {part.kernel} on {part.target} {part.arch},"
+                f" {first.items[0].candidate} for {first.kernel} on {first.target} {first.arch}: export them to folders of"
+                " their own"
             )
 
 
@@ -113,6 +119,7 @@ def _request(store: Store, run: str, chosen: Sequence[CandidateRecord], out: Pat
     first = chosen[0]
     return ExportRequest(
         kernel=first.kernel,
+        digest=first.kernel_digest,
         target=first.target,
         arch=first.arch,
         items=tuple(_item(c, _provenance(store, c), _Alternatives(store, c)) for c in chosen),

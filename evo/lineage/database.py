@@ -116,6 +116,13 @@ def check_folder(folder: Path, option: str = "--db", said: str = "") -> None:
         raise StoreError(f"{said or f'cannot write in the folder {folder}'}: {why}; choose another with {option}") from error
 
 
+def make_folder(folder: Path) -> None:
+    """Makes the folder of a database where there is none; git ignores all that is in it then. Raises OSError."""
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
 def connect(location: Location, *, write: bool) -> Engine:
     """An engine for the database. An engine that only reads cannot change anything.
 

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine, event, func, select, text, update
 from evo.errors import StoreError
 from evo.lineage import RunStatus, StoredRun
 from evo.lineage import models as m
+from evo.lineage.database import make_folder
 
 if TYPE_CHECKING:
     from evo.lineage.store import Store
@@ -58,7 +59,7 @@ class WriterLock:
     def _take(self) -> None:
         database = self._database
         try:
-            database.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(database.parent)
             self._file = _lock_path(database).open("a+")
         except OSError as error:
             raise StoreError(

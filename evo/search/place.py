@@ -2,12 +2,13 @@
 
 import os
 import re
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evo.errors import DeviceError, UsageError
 from evo.executors import Executor, ExecutorConfig, find_executor
+from evo.lineage.database import make_folder
 from evo.targets import answers, find_target
 
 _LOCAL = "local"
@@ -89,7 +90,9 @@ HERE = Place()
 
 def open_workers(target: str, cache: Path, place: Place = HERE) -> closing[Executor]:
     """Worker processes that start at once: they take seconds to get ready, so open this before anything slow. cache: the
-    folder of what is compiled."""
+    folder of what is compiled, beside the database."""
+    with suppress(OSError):  # who writes to it says why it cannot be
+        make_folder(cache.parent)
     config = ExecutorConfig(cache_dir=cache, builders=place.builders or 1, devices=(place.devices or "",))
     if place.is_elsewhere:
         config = replace(config, scheduler=place.on)
