@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.export.exports import listing, manifest_of
 from tests.lineage import samples as s
 from tests.test_export import add, end, new_run
 
+PAGE = Path(__file__).parents[2] / "docs" / "in-a-repository.md"
 SIZES = ("n=5000,dtype=float32", "n=4096,dtype=float32")
 
 
@@ -133,6 +135,17 @@ def test_a_check_finds_a_wrong_kernel_a_lost_point_and_a_slower_one(
     ended = evo("rebuild", "kept/mine.tuned.toml")
     assert ended.code == 1
     assert "a point does not compile (" in ended.err.splitlines()[-1]
+
+
+def test_the_file_in_the_documentation_has_the_keys_that_are_written(searched: Path) -> None:
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    texts = shown, (searched / "kept/mine.tuned.toml").read_text()
+    (known,), (written, *_) = (tomllib.loads(text)["measured"] for text in texts)
+    assert list(known) == list(written)
+    (result,) = known["results"]
+    assert result["point"] in known["points"]
+    assert list(result)[:3] == list(written["results"][0])[:3]
+    assert result["speedup"] == pytest.approx(result["torch_us"] / result["time_us"], rel=0.01)
 
 
 @pytest.mark.parametrize(
