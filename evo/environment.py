@@ -1,9 +1,12 @@
-"""What a process finds where it is started: standard files, and what EVO_DB and EVO_CACHE name. Only this module and the
-options of commands read these variables."""
+"""What a process is given from outside: standard files, files in TOML, and what EVO_DB and EVO_CACHE name. Only this module
+and the options of commands read these variables."""
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+from evo.errors import UsageError
 
 DEFAULT_DB = "runs/lineage.db"
 
@@ -20,6 +23,19 @@ def fill_standard_files() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+
+
+def read_toml(path: Path, what: str) -> tuple[str, dict[str, Any]]:
+    """The text of a file, and what it holds. what: the file is, in words. Raises UsageError."""
+    import tomllib  # few commands read a file
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except FileNotFoundError:
+        raise UsageError(f"{what} {path} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
+        raise UsageError(f"{what} {path} cannot be read: {error}") from error
 
 
 def cache_dir(db: str) -> Path:

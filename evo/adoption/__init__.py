@@ -15,7 +15,7 @@ from evo.adoption.roles import Role, roles_of
 from evo.errors import CompileError, TemplateError, UnknownNameError, UsageError, error_line
 from evo.problem.kernel import DTYPE_BYTES, Argument
 from evo.problem.loading import own_notations
-from evo.problem.plain import EntryPoint, PlainSource, fill_plain, read_source, text_of
+from evo.problem.plain import EntryPoint, Parameter, PlainSource, fill_plain, read_source, text_of
 from evo.problem.render import Source, template_environment
 from evo.problem.space import Value
 from evo.targets import compile_source, find_target
@@ -45,8 +45,6 @@ _TYPES = {
 _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
 _MASK = 1 << 26
 """From this on a number is no size."""
-BEFORE = "_before"
-"""What is put behind the name of an argument that is updated in place, for what it holds before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +63,22 @@ class Adopted:
     parameters: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     default: Mapping[str, Value] = field(default_factory=dict)
     threads: str = ""
-    """Of a block, in Python; empty where the file does not show it."""
+    """Threads of a block, in Python; empty where the file does not show it."""
     tiles: str = ""
     axes: bool = False
     smem_bytes: str = "0"
-    block: tuple[str, ...] = ()
-    """Threads along each axis, in Python."""
     questions: tuple[str, ...] = ()
     """What only the author knows of the arguments."""
     left_out: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
     variables: Mapping[str, str | int] = field(default_factory=dict)
-    """Of a Jinja template, with a value of each."""
+    """Variables of a Jinja template, with a value of each."""
+
+    @property
+    def parameters_of_entry(self) -> tuple[Argument, ...]:
+        """The arguments that the entry point takes, as `Kernel.parameters` has them."""
+        begun = {a.initial for a in self.arguments}
+        return tuple(a for a in self.arguments if a.name not in begun)
 
     def as_template(self, text: str) -> str:
         """A Jinja template of somebody's as one of ours: its variables are parameters, or the type of the elements."""
@@ -120,8 +122,7 @@ class _Reading:
 
     def __init__(self, file: Path, source: PlainSource, entry: EntryPoint, filled: Mapping[str, str | int]) -> None:
         self._file, self._whole, self._filled = file, source, filled
-        text, self._left_out = source.part(entry.name, lambda name: (file.parent / name).is_file())
-        self._part = read_source(text)
+        self._part, self._left_out = source.part(entry.name, file.parent)
         self._entry = self._part.entry_points[entry.name]
         self._types = self._of_templates()
         self._guessed = {name: value for name, value in filled.items() if isinstance(value, int)}
@@ -130,8 +131,9 @@ class _Reading:
         roles = roles_of(self._part, self._entry)
         arguments, unsure = list[Argument](), list[str]()
         for p in self._entry.parameters:
-            arguments += self._arguments(p.name, roles.get(p.name), unsure)
-        arguments.sort(key=lambda a: a.kind == "input" and a.name.endswith(BEFORE))  # these are no parameters
+            arguments += self._arguments(p, roles.get(p.name), unsure)
+        begun = {a.initial for a in arguments}
+        arguments.sort(key=lambda a: a.name in begun)  # these are no parameters
         if not any(a.kind == "output" for a in arguments):
             raise UsageError(
                 f"{self._file}: {self._entry.name} writes to none of its arguments: it has no result to search by"
@@ -178,17 +180,17 @@ class _Reading:
         places = [i for i, (kind, _) in enumerate(self._entry.templates) if kind in ("typename", "class")]
         if not places:
             return ()
-        made = [
-            launched.templates[place]
-            for launched in self._whole.launches
-            for place in places
-            if launched.name == self._entry.name and place < len(launched.templates)
-        ]
+        made = (text for place in places for text in self._instances(place))
         found = dict.fromkeys(_DTYPES[t] for t in made if _DTYPES.get(t) in DTYPE_BYTES)
         return tuple(found) or ("float32",)
 
-    def _arguments(self, name: str, role: Role | None, unsure: list[str]) -> Iterator[Argument]:
-        parameter = next(p for p in self._entry.parameters if p.name == name)
+    def _instances(self, place: int) -> list[str]:
+        """What the launches in the file give a template parameter."""
+        own = (launched.templates for launched in self._whole.launches if launched.name == self._entry.name)
+        return [given[place] for given in own if place < len(given)]
+
+    def _arguments(self, parameter: Parameter, role: Role | None, unsure: list[str]) -> Iterator[Argument]:
+        name = parameter.name
         of_template = parameter.type in {n for _, n in self._entry.templates}
         dtype = self._types[0] if of_template and self._types else _DTYPES.get(parameter.type, "")
         if role is None:
@@ -211,8 +213,9 @@ class _Reading:
             unsure.append(f"what {name} holds before a call, to which the kernel adds: zeros, or an input")
             yield Argument(name=name, kind="output", dtype=dtype, initial="zeros")
         else:
-            yield Argument(name=name, kind="output", dtype=dtype, initial=f"{name}{BEFORE}")
-            yield Argument(name=f"{name}{BEFORE}", kind="input", dtype=dtype)
+            before = f"{name}_before"
+            yield Argument(name=name, kind="output", dtype=dtype, initial=before)
+            yield Argument(name=before, kind="input", dtype=dtype)
 
     # -- choices ------------------------------------------------------------------------------------------------------
 
@@ -239,9 +242,7 @@ class _Reading:
             self._guessed[name] = asked[name][0] if asked[name] else 0
         for place, (kind, name) in enumerate(self._entry.templates):
             if kind not in ("typename", "class"):
-                own = (launched.templates for launched in self._whole.launches if launched.name == self._entry.name)
-                texts = {given[place] for given in own if place < len(given)}
-                numbers = tuple(sorted(int(text) for text in texts if text.isdigit()))
+                numbers = tuple(sorted({int(text) for text in self._instances(place) if text.isdigit()}))
                 usual = values_around(name, numbers[0] if numbers else _guess(name))
                 found[name] = (False, True) if kind == "bool" else numbers if len(numbers) > 1 else usual
         return found, sizes
@@ -279,7 +280,7 @@ class _Reading:
                         f"--cu {self._file} does not compile for {ARCH}: {error_line(str(error))} (NVRTC compiles device"
                         " code, without the headers of the C++ library)"
                     ) from None
-                undefined |= {name: _guess(name, {*more, *choices}) for name in more}
+                undefined |= {name: _guess(name, {*more, *choices}) for name in sorted(more)}
                 choices |= {name: values_around(name, undefined[name]) for name in sorted(more)}
                 self._guessed |= undefined
 
@@ -326,7 +327,6 @@ class _Reading:
         has_dynamic = bool(re.search(r"extern\s+__shared__", self._part.code(self._entry.node)))
         shown = not any("blockDim" in text for text in (*block, *names)) and not (has_dynamic and not geometry.smem_bytes)
         return {
-            "block": block,
             "threads": (block[0] if len(block) == 1 else f"({', '.join(block)})") if block and shown else "",
             "tiles": "".join(f"{tile}, " for tile in tiles).strip() if shown else "",
             "axes": len(tiles) > 1,

@@ -16,6 +16,7 @@ AXES = "xyz"
 _CEIL = re.compile(r"ceil|c_?div|div_?up|div_?round_?up|round_?up_?div|num_?blocks", re.IGNORECASE)
 _SIZES = {"char": 1, "half": 2, "__half": 2, "float": 4, "int": 4, "unsigned": 4, "double": 8, "float2": 8, "float4": 16}
 _LISTS = ("argument_list", "initializer_list", "parameter_list")
+_NAMED = ("identifier", "parameter_declaration")
 _CODE = {"+": 1, "-": 1, "*": 2, "//": 2}
 
 
@@ -53,7 +54,7 @@ def geometry_of(source: PlainSource, entry: EntryPoint, dimensions: Collection[s
 
 
 def bounds_of(source: PlainSource, entry: EntryPoint, names: Collection[str]) -> set[str]:
-    """Those of the names that the place of a thread in the grid is compared with."""
+    """Names, of those given, that the place of a thread in the grid is compared with."""
     scalars = [p.name for p in entry.parameters if not p.pointers]
     others = sorted(source.uses - {*scalars, *names} - source.declared)
     wholes = (whole for whole, _ in _Body(source, entry, [*scalars, *names], others).geometry().tiles)
@@ -101,27 +102,20 @@ class _Trees:
                 self._locals.setdefault(source.named(made), parts)
         self._numbers = {d.name: int(d.value, 0) for d in source.definitions if re.fullmatch(r"\d+|0x[0-9a-fA-F]+", d.value)}
 
-    def components(self, node: Node, deep: int = 0) -> list[Tree]:
+    def parts(self, node: Node, deep: int = 0) -> list[Node]:
         """The parts of a dim3, or the one number that an expression is."""
-        if node.type == "identifier" and (value := self._locals.get(_text(node))) is not None and deep < 8:
-            return self.components(value, deep + 1)
-        if node.type in _LISTS:
-            return [self.tree(c) for c in node.named_children]
-        called = node.child_by_field_name("function") if node.type == "call_expression" else None
-        if called is not None and self.source.named(called) == "dim3":
-            given = node.child_by_field_name("arguments")
-            return [self.tree(c) for c in (given.named_children if given else ())]
-        return [self.tree(node)]
-
-    def names(self, node: Node, deep: int = 0) -> list[str]:
-        """The names that stand in the parts of a dim3, or for the one number; empty for what is no name."""
         made = self._locals.get(_text(node)) if node.type == "identifier" else None
-        if made is not None and made.type in (*_LISTS, "call_expression") and deep < 8:
-            return self.names(made, deep + 1)
-        if node.type == "call_expression":
+        if made is not None and (made.type in _LISTS or self._is_dim3(made) or made.type == "identifier") and deep < 8:
+            return self.parts(made, deep + 1)
+        if self._is_dim3(node):
             node = node.child_by_field_name("arguments") or node
-        parts = node.named_children if node.type in _LISTS else [node]
-        return [_text(n) if n.type in ("identifier", "parameter_declaration") else "" for n in parts]
+        return node.named_children if node.type in _LISTS else [node]
+
+    def _is_dim3(self, node: Node) -> bool:
+        return node.type == "call_expression" and self.source.named(node.child_by_field_name("function")) == "dim3"
+
+    def components(self, node: Node) -> list[Tree]:
+        return [self.tree(part) for part in self.parts(node)]
 
     def tree(self, node: Node | None, deep: int = 0) -> Tree:
         """None for what is not understood."""
@@ -242,9 +236,9 @@ class _Host:
                 known[_text(argument)] = parameter.name
         self._trees = _Trees(source, launched.function, known)
         self._block = self._trees.components(launched.geometry[1])
-        for axis, name, size in zip(AXES, self._trees.names(launched.geometry[1]), self._block, strict=False):
-            if name and isinstance(size, int):  # what the name of its variable stands for is so many threads
-                known[name] = f"blockDim.{axis}"
+        for axis, part, size in zip(AXES, self._trees.parts(launched.geometry[1]), self._block, strict=False):
+            if part.type in _NAMED and isinstance(size, int):  # what the name of its variable stands for is so many threads
+                known[_text(part)] = f"blockDim.{axis}"
 
     def geometry(self) -> Geometry:
         block = self._block

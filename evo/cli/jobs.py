@@ -2,11 +2,11 @@
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evo.environment import read_toml
 from evo.errors import UsageError
 from evo.job.job import OPTIONS, read_option
 
@@ -16,13 +16,7 @@ _TABLE = re.compile(r"\s*\[\[?\s*search\s*\]")
 def read_jobs(path: Path) -> list[dict[str, Any]]:
     """The searches of a job file, a TOML file with one table [search] or several [[search]]: those of the highest priority
     first, each with its kernel and the options that it gives. Raises UsageError, which names the line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        whole = tomllib.loads(text)
-    except FileNotFoundError:
-        raise UsageError(f"job file {path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
-        raise UsageError(f"job file {path} cannot be read: {error}") from error
+    text, whole = read_toml(path, "job file")
     found, lines = whole.pop("search", None), text.splitlines()
     if found and whole:
         key = next(iter(whole))

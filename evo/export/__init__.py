@@ -55,7 +55,7 @@ class ExportRequest:
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The machine and the versions that they were measured with."""
     digest: str = ""
-    """That of the kernel's files then; empty if it is not known."""
+    """Digest of the kernel's files when they were measured; empty if it is not known."""
     builds: tuple[str, ...] = ()
     """Architectures to build for, where the format holds several; if empty, `arch`, on which they were measured."""
     few: bool = False

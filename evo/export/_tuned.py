@@ -7,13 +7,13 @@ import json
 import math
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from evo.environment import read_toml
 from evo.errors import EvoError, UsageError
 from evo.evaluation import AA_CONTROL
 from evo.export import ExportItem, ExportRequest
@@ -147,13 +147,7 @@ def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
 
 def read_tuned(file: Path) -> list[ExportRequest]:
     """The winners in a file, a request for each of its tables. Raises UsageError, which names the line."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        whole = tomllib.loads(text)
-    except FileNotFoundError:
-        raise UsageError(f"tuned file {file} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
-        raise UsageError(f"tuned file {file} cannot be read: {error}") from error
+    text, whole = read_toml(file, "tuned file")
     tables = whole.get("measured")
     if not isinstance(tables, list) or not tables or len(whole) > 1:
         key = next((key for key in whole if key != "measured"), "")

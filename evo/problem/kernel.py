@@ -16,7 +16,7 @@ from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem.data import DATA as DATA  # a kernel.py takes these from here
 from evo.problem.data import draw as draw
 from evo.problem.space import Space, Value, parse_number, tied
-from evo.problem.stated import check_statement, faults_of_arguments, faults_of_structure, wrong_initial, wrong_ties
+from evo.problem.stated import check_statement, faults_of_arguments
 from evo.runtime.manifest import LaunchPlan as LaunchPlan
 
 if TYPE_CHECKING:
@@ -409,38 +409,7 @@ class Kernel:
 
     def _faults(self) -> Iterator[str]:
         names = {d.name for d in self.dimensions} | set(self.options)
-        tensors = {a.name for a in self.arguments if a.kind in ("input", "output")}
         yield from faults_of_arguments(self)
-        for a in self.arguments:
-            yield from faults_of_structure(self, a)
-            if a.stride_of is not None and a.stride_of[0] not in tensors:
-                yield f": scalar argument {a.name!r} is a stride of {a.stride_of[0]!r}, which is no tensor argument"
-            if a.stride_of is not None and a.dtype != "int64":
-                yield f": scalar argument {a.name!r} is of {a.dtype}, but a stride may be 2^31 or more; give it dtype int64"
-            if a.kind == "scalar" and a.stride_of is None and a.name not in names:
-                yield f": scalar argument {a.name!r} is neither a dimension nor an option"
-            if a.kind == "output" and a.optional and a.name not in self.options:
-                yield f": no option {a.name!r} asks for the optional output of that name"
-            if a.kind in ("input", "output") and a.dtype not in ("problem", "opmath", *ELEMENT_BYTES, *self.choices):
-                known = ", ".join(("problem", "opmath", *ELEMENT_BYTES))
-                yield f": {a.kind} {a.name!r} is of dtype {a.dtype!r}, which is none of {known}, and no option in `choices`"
-            for text in {*self.choices.get(a.dtype, ())} - ELEMENT_BYTES.keys():
-                yield f": option {a.dtype!r} is the dtype of {a.name!r}, and {text!r} is none"
-            if a.dtype in self.choices and (a.kind not in ("input", "output") or a.ties):
-                yield f": {a.kind} {a.name!r} cannot have a dtype that an option chooses"
-            for target in self.dtypes if a.dtype in self.choices else ():
-                if a.dtype not in self.compile_time_dims[target]:
-                    yield f": option {a.dtype!r} is the dtype of {a.name!r}; add it to `compile_time_dims` of {target!r}"
-            if a.ties is not None and (fault := wrong_ties(self, a, *a.ties)):
-                yield f": `ties` of argument {a.name!r} {fault}"
-            if a.initial and (fault := wrong_initial(self, a)):
-                yield f": `initial` of argument {a.name!r} {fault}"
-            if (a.kind == "workspace") != (a.size is not None) or (a.kind == "workspace") < a.zeroed:
-                yield f": argument {a.name!r}: every workspace, and nothing else, has a `size`, and may be `zeroed`"
-            if a.kind == "workspace" and a.dtype not in ELEMENT_BYTES:
-                yield f": workspace {a.name!r} has no fixed dtype such as float32 or int32, but {a.dtype!r}"
-            for unknown in set(a.shape) - names:
-                yield f": argument {a.name!r} has an unknown dimension {unknown!r}"
         for target, fixed in self.compile_time_dims.items():
             for name in set(fixed) - names:
                 yield f": `compile_time_dims` of {target!r} names {name!r}, which is neither a dimension nor an option"

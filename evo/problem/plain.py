@@ -7,7 +7,7 @@ all branches of an #if are seen. Places are offsets in UTF-8.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -113,6 +113,7 @@ class PlainSource:
     def __init__(self, text: str) -> None:
         self.bytes = text.encode()
         self.root = _parser().parse(self.bytes).root_node
+        self._parts = dict[tuple[str, frozenset[str]], tuple[PlainSource, list[str]]]()
 
     def text(self, node: Node) -> str:
         return self.bytes[node.start_byte : node.end_byte].decode()
@@ -277,16 +278,27 @@ class PlainSource:
 
     # -- the part that one kernel needs -------------------------------------------------------------------------------
 
-    def part(self, entry: str, is_there: Callable[[str], bool]) -> tuple[str, list[str]]:
+    def part(self, entry: str, folder: Path) -> tuple[PlainSource, list[str]]:
         """What a kernel needs, each line where it was, and what was left out: host code and its headers, other kernels.
-        is_there: whether there is a local header of a name."""
+        folder: of local headers."""
+        includes = self.within(self.root, "preproc_include")
+        local = frozenset(name for name in map(self._included, includes) if (folder / name).is_file())
+        if (entry, local) not in self._parts:
+            text, left_out = self._part(entry, local)
+            self._parts[entry, local] = read_source(text), left_out
+        return self._parts[entry, local]
+
+    def _included(self, node: Node) -> str:
+        path = node.child_by_field_name("path")
+        return self.text(path).strip('<>"') if path else ""
+
+    def _part(self, entry: str, local: Collection[str]) -> tuple[str, list[str]]:
         kept = self._kept(entry)
         blanks, left_out = list[Place](), list[str]()
         for item in sorted(self._items(self.root), key=lambda item: item.type != "preproc_include"):
             if item.type == "preproc_include":
-                path = item.child_by_field_name("path")
-                name = self.text(path).strip('<>"') if path else ""
-                if not (_OF_DEVICES.fullmatch(name) or is_there(name)):
+                name = self._included(item)
+                if not (_OF_DEVICES.fullmatch(name) or name in local):
                     blanks.append((item.start_byte, item.end_byte))
                     left_out.append(f"#include <{name}>")
             elif not item.has_error and not _is_unclear(item) and not self._is_kept(item, kept, entry):
@@ -396,7 +408,7 @@ def fill_plain(
     """
     source, kernel = read_source(text_of(file) if text is None else text), None
     if declares_kernels and (kernel := source.entry_points.get(entry)) is not None:
-        source = read_source(source.part(entry, lambda name: (file.parent / name).is_file())[0])
+        source, _ = source.part(entry, file.parent)
         kernel = source.entry_points[entry]
     if kernel is None and (declares_kernels or entry not in source.uses):
         known = ", ".join(source.entry_points) or "none"

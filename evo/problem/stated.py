@@ -30,7 +30,7 @@ _MOST_STRUCTURE_BYTES = 4096
 """All parameters of a CUDA kernel together, before CUDA 12.1."""
 
 
-def wrong_ties(kernel: Kernel, output: Argument, name: str, axis: int) -> str:
+def _wrong_ties(kernel: Kernel, output: Argument, name: str, axis: int) -> str:
     """What is wrong with the `ties` of an argument; empty if nothing is."""
     from evo.problem.kernel import INTEGER_BYTES  # which imports this module
 
@@ -46,7 +46,7 @@ def wrong_ties(kernel: Kernel, output: Argument, name: str, axis: int) -> str:
     return f"does not fit its shape {output.shape}: that of {name!r}, {shape}, without axis {axis} or with another there"
 
 
-def wrong_initial(kernel: Kernel, output: Argument) -> str:
+def _wrong_initial(kernel: Kernel, output: Argument) -> str:
     """What is wrong with the `initial` of an argument; empty if nothing is."""
     if output.kind != "output":
         return "is for outputs alone"
@@ -75,9 +75,48 @@ def faults_of_arguments(kernel: Kernel) -> Iterator[str]:
             yield f": the shape of argument {a.name!r} has {size!r}, which is no name; {how}"
     if not kernel.outputs():
         yield ": no argument is an output; give what it computes an Argument of kind 'output'"
+    known = {d.name for d in kernel.dimensions} | set(kernel.options)
+    for a in kernel.arguments:
+        yield from _faults_of_argument(kernel, a, known)
 
 
-def faults_of_structure(kernel: Kernel, a: Argument) -> Iterator[str]:
+def _faults_of_argument(kernel: Kernel, a: Argument, names: set[str]) -> Iterator[str]:
+    """What is wrong with one argument. names: of dimensions and options."""
+    from evo.problem.kernel import ELEMENT_BYTES  # which imports this module
+
+    tensors = {other.name for other in kernel.arguments if other.kind in ("input", "output")}
+    yield from _faults_of_structure(kernel, a)
+    if a.stride_of is not None and a.stride_of[0] not in tensors:
+        yield f": scalar argument {a.name!r} is a stride of {a.stride_of[0]!r}, which is no tensor argument"
+    if a.stride_of is not None and a.dtype != "int64":
+        yield f": scalar argument {a.name!r} is of {a.dtype}, but a stride may be 2^31 or more; give it dtype int64"
+    if a.kind == "scalar" and a.stride_of is None and a.name not in names:
+        yield f": scalar argument {a.name!r} is neither a dimension nor an option"
+    if a.kind == "output" and a.optional and a.name not in kernel.options:
+        yield f": no option {a.name!r} asks for the optional output of that name"
+    if a.kind in ("input", "output") and a.dtype not in ("problem", "opmath", *ELEMENT_BYTES, *kernel.choices):
+        known = ", ".join(("problem", "opmath", *ELEMENT_BYTES))
+        yield f": {a.kind} {a.name!r} is of dtype {a.dtype!r}, which is none of {known}, and no option in `choices`"
+    for text in {*kernel.choices.get(a.dtype, ())} - ELEMENT_BYTES.keys():
+        yield f": option {a.dtype!r} is the dtype of {a.name!r}, and {text!r} is none"
+    if a.dtype in kernel.choices and (a.kind not in ("input", "output") or a.ties):
+        yield f": {a.kind} {a.name!r} cannot have a dtype that an option chooses"
+    for target in kernel.dtypes if a.dtype in kernel.choices else ():
+        if a.dtype not in kernel.compile_time_dims[target]:
+            yield f": option {a.dtype!r} is the dtype of {a.name!r}; add it to `compile_time_dims` of {target!r}"
+    if a.ties is not None and (fault := _wrong_ties(kernel, a, *a.ties)):
+        yield f": `ties` of argument {a.name!r} {fault}"
+    if a.initial and (fault := _wrong_initial(kernel, a)):
+        yield f": `initial` of argument {a.name!r} {fault}"
+    if (a.kind == "workspace") != (a.size is not None) or (a.kind == "workspace") < a.zeroed:
+        yield f": argument {a.name!r}: every workspace, and nothing else, has a `size`, and may be `zeroed`"
+    if a.kind == "workspace" and a.dtype not in ELEMENT_BYTES:
+        yield f": workspace {a.name!r} has no fixed dtype such as float32 or int32, but {a.dtype!r}"
+    for unknown in set(a.shape) - names:
+        yield f": argument {a.name!r} has an unknown dimension {unknown!r}"
+
+
+def _faults_of_structure(kernel: Kernel, a: Argument) -> Iterator[str]:
     """What is wrong with the parts of a structure in an argument."""
     if not all((a.layout, a.fields)) if a.kind == "structure" else any((a.layout, a.fields)):
         yield f": argument {a.name!r}: every structure, and nothing else, has a `layout` and `fields`"
