@@ -200,7 +200,7 @@ class LiveScreen:
                 spent_s = step.spent_s + since_s
                 return _bar(spent_s / (spent_s + left_s), f"about {duration(round(left_s))} left")
 
-        self._draw(Group(self._best, Text(), Countdown(), Text(f"finals of {workload}: {step.text}")))
+        self._draw(Group(self._best, Text(), Countdown(), Text(f"finals of {workload}: {step.text}")), refresh=True)
 
     def _draw(self, body: RenderableType, *, refresh: bool = False) -> None:
         self._live.update(Panel(body, title=self._title, border_style="cyan"), refresh=refresh)
