@@ -438,7 +438,7 @@ def _print_finals(console: Terminal, run: RunFinals, db: str) -> None:
         _print_cover(console, run, run.cover)
     for held in run.finals:
         refused = [f for f in run.refused_in_finals if f.task == held.task]
-        console.say(size(held, run), "bold")
+        console.say(short_workload(held.workload, run.kernel, run.kernel_digest), "bold")
         styles = ["bold" if f.winner else "" for f in held.finalists]
         console.print_rows((_finalist_cells(f, held.noise_floor) for f in held.finalists), styles)
         _print_confirmation(console, held, command_line(db, "resume", run.name))
@@ -502,11 +502,6 @@ def reference_of(baselines: Sequence[Timing]) -> str:
     """The name of the baseline that speed-ups are over."""
     name = next((t.contender for t in baselines if t.ratio is None), "torch")
     return "PyTorch" if name == "torch" else name
-
-
-def size(held: WorkloadFinals, run: RunFinals) -> str:
-    """A workload as short as its kernel's defaults allow."""
-    return short_workload(held.workload, run.kernel, run.kernel_digest)
 
 
 def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:

@@ -10,14 +10,14 @@ from typing import Any
 from evo.analysis.failures import read_failures
 from evo.analysis.finals import Confirmation, RunFinals, WorkloadFinals
 from evo.analysis.runs import MILESTONES, read_history
-from evo.cli.best import TOO_BUSY, cover_line, no_winner, reference_of, size
+from evo.cli.best import TOO_BUSY, cover_line, no_winner, reference_of
 from evo.environment import command_line
 from evo.evaluation import PASSED, Costs, Timing
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.problem.kernel import FUNCTION_FILES, Kernel
+from evo.problem.kernel import FUNCTION_FILES, Kernel, Workload
 from evo.report.progress import LONG_S, STAGES, busy_share, incidents_text
-from evo.report.terminal import Terminal, speedup, timing_record
+from evo.report.terminal import Terminal, brief_workload, speedup, timing_record
 from evo.report.text import counted, short, timed
 from evo.search.finals import Finalist
 from evo.search.loop import Progress
@@ -121,11 +121,12 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
     if run.cover is not None:
         console.say(cover_line(run.cover), "bold")
     held = sorted(run.finals, key=_rank)
+    names = [brief_workload(Workload.of(task.dims, task.dtype, task.options), kernel) for task in run.tasks]
     if len(held) == 1:
-        _print_only(console, held[0], run, record["workloads"][0]["refused_most"], db)
+        _print_only(console, names[0], held[0], run, record["workloads"][0]["refused_most"], db)
     elif len(held) <= _FEW:
         for one in run.finals:
-            console.say(_in_one_line(one, run))
+            console.say(_in_one_line(names[one.task], one))
     else:
         sure = [h for h in held if h.confirmed is not None]
         won = sum(h.winner is not None for h in held)
@@ -133,10 +134,9 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
         rest = "" if run.cover is not None else f"; all of them:  {command_line(db, 'best', '--run', run.name)}"
         console.say(f"{won} of {len(held)} workloads have a winner{busy}{rest}")
         for name, one in {"best": sure[0], "worst": sure[-1]}.items() if sure else ():
-            console.say(f"{name}:  {_in_one_line(one, run)}")
+            console.say(f"{name} {_in_one_line(names[one.task], one)}")
     if len(held) > 1 and run.cover is None and (beside := next((h.baselines for h in held if h.baselines), ())):
-        names = ", ".join(t.contender for t in beside if t.ratio is not None)
-        others = f"; beside {names}" if names else ""
+        others = "".join(f", beside {t.contender}" for t in beside if t.ratio is not None)
         console.say(f"speed-up over {reference_of(beside)} with its interval, ± noise floor{others}", "dim")
     refused = f", {len(run.refused_in_finals)} of them refused by the finals" if run.refused_in_finals else ""
     console.say(
@@ -167,10 +167,9 @@ def _speed(held: WorkloadFinals, times: Confirmation, over: str = "") -> str:
 
 
 def _print_only(
-    console: Terminal, held: WorkloadFinals, run: RunFinals, refused_most: Mapping[str, Any] | None, db: str
+    console: Terminal, name: str, held: WorkloadFinals, run: RunFinals, refused_most: Mapping[str, Any] | None, db: str
 ) -> None:
     """Prints what was found for the only workload. refused_most: as in the record."""
-    name = size(held, run)
     if held.winner is None:
         console.say(f"no winner for {name}: {no_winner(run, held, db)}", "bold red")
         if most := refused_most:
@@ -192,8 +191,7 @@ def _print_only(
     console.say(f"in one race with {beside}, caches cold")
 
 
-def _in_one_line(held: WorkloadFinals, run: RunFinals) -> str:
-    name = size(held, run)
+def _in_one_line(name: str, held: WorkloadFinals) -> str:
     if held.winner is None:
         return f"{name}: no winner"
     found = f"{name}: {short(held.winner)}"
