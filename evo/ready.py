@@ -269,7 +269,8 @@ def main() -> int:
 def _print_variants(kernel: ReadyKernel) -> None:
     """Prints a line a variant; options that all of them have once."""
     parts = [v.workload.split(",") for v in kernel.variants]
-    same = [p for p in parts[0] if p.partition("=")[0] not in ("dtype", *kernel.variants[0].shape) and all(p in o for o in parts)]
+    options = [p for p in parts[0] if not p.startswith("dtype=") and not p.partition("=")[2].isdecimal()]
+    same = [p for p in options if all(p in own for own in parts)]
     print(f"  in place of {kernel.replaces}{'; all with ' if same else ''}{','.join(same)}")
     names = [",".join(p for p in own if p not in same) for own in parts]
     for name, v in zip(names, kernel.variants, strict=True):

@@ -218,11 +218,10 @@ class LiveScreen:
         if left_out := len(self._workloads) - best.row_count:
             best.add_row(f"and {left_out} between", "", "", "")
         self._best = best
-        told = (_waiting(progress), ENDING if progress.interrupted else "")
+        told = (_failures(progress), _waiting(progress), ENDING if progress.interrupted else "")
         waiting = [Text(text, style="yellow") for text in told if text]
-        failures = Text(_failures(progress), style="yellow")
         bar = _bar(*self._time_left(progress))
-        return Group(best, Text(), bar, Text(_counts(progress)), failures, *waiting)
+        return Group(best, Text(), bar, Text(_counts(progress)), *waiting)
 
     def _time_left(self, progress: Progress) -> tuple[float, str]:
         budget = self._budget
