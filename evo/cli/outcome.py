@@ -12,7 +12,7 @@ from evo.analysis.finals import Confirmation, RunFinals, WorkloadFinals
 from evo.analysis.runs import MILESTONES, read_history
 from evo.cli.best import TOO_BUSY, cover_line, no_winner, reference_of
 from evo.environment import command_line
-from evo.evaluation import PASSED, Costs, Timing
+from evo.evaluation import PASSED, UNCHECKED, Costs, Timing
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.kernel import FUNCTION_FILES, Kernel, Workload
@@ -176,17 +176,18 @@ def _print_only(
             reason = most["example"][:_REASON] or "nothing was said"
             console.say(f"most often: {most['candidates']} {most['status'].replace('_', ' ')}: {reason}")
         return
+    unchecked = "; not all could be checked" if any(UNCHECKED in remark for remark in held.remarks) else ""
     winner, found = f"winner {short(held.winner)} for {name}", held.confirmed
-    if found is None:
-        what, _, why = TOO_BUSY.partition(": ")
-        console.say(f"{winner}: {what}", "bold yellow")
-        console.say(why)
-        return
-    console.say(f"{winner}: {timed(found.median_us)}", "bold")
-    tie = speedup(found.ratio, held.noise_floor) == "tie"
-    console.say(_speed(held, found, f" {'with' if tie else 'the speed of'} {reference_of(held.baselines)}"), "bold green")
     if held.not_confirmed:
         console.say(held.not_confirmed, "bold red")
+    if found is None:
+        what, _, why = TOO_BUSY.partition(": ")
+        console.say(f"{winner}: {what}{unchecked}", "bold yellow")
+        console.say(why)
+        return
+    console.say(f"{winner}: {timed(found.median_us)}{unchecked}", "bold")
+    tie = speedup(found.ratio, held.noise_floor) == "tie"
+    console.say(_speed(held, found, f" {'with' if tie else 'the speed of'} {reference_of(held.baselines)}"), "bold green")
     beside = ", ".join(f"{t.contender} {timed(t.median_us)}" for t in held.baselines)
     console.say(f"in one race with {beside}, caches cold")
 
