@@ -240,6 +240,7 @@ def __dir__() -> list[str]:
 def main() -> int:
     """Exit code 0; 1 where something that is shipped cannot be read."""
     parser = argparse.ArgumentParser(prog="python -m evo.ready", description="Kernels that are shipped, ready to call.")
+    parser.add_argument("--all", action="store_true", help="every variant, with its problem")
     parser.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
     try:
@@ -251,16 +252,29 @@ def main() -> int:
         print(json.dumps([asdict(kernel) for kernel in found], indent=1, default=str))
         return 0
     for kernel in found:
-        print(f"{kernel.name}: {kernel.title}, in place of {kernel.replaces}")
-        print(f"  from evo.ready import {', '.join(kernel.functions)}")
-        width = max(len(v.workload) for v in kernel.variants)
-        for v in kernel.variants:
-            print(f"  {v.workload.ljust(width)}  {v.arch:8}  {_figure(v)}")
+        variants, gains = kernel.variants, sorted(v.speedup for v in kernel.variants if v.speedup)
+        speed = f", {gains[0]:.2f} to {gains[-1]:.2f} times PyTorch's speed where measured" if gains else ""
+        archs = ", ".join(sorted({v.arch for v in variants}))
+        print(f"{kernel.name}: {', '.join(kernel.functions)}: {len(variants)} variants ({archs}){speed}")
+        if options.all:
+            _print_variants(kernel)
     if found:
+        print(f"to use one: from evo.ready import {found[0].functions[0]}; every variant: python -m evo.ready --all")
         print(f"what of it runs on this machine: python -m evo.ready.{found[0].name} check")
     else:
         print("no kernel is shipped with this evo")
     return 0
+
+
+def _print_variants(kernel: ReadyKernel) -> None:
+    """Prints a line a variant; options that all of them have once."""
+    parts = [v.workload.split(",") for v in kernel.variants]
+    options = [p for p in parts[0] if not p.startswith("dtype=") and not p.partition("=")[2].isdecimal()]
+    same = [p for p in options if all(p in own for own in parts)]
+    print(f"  in place of {kernel.replaces}{'; all with ' if same else ''}{','.join(same)}")
+    names = [",".join(p for p in own if p not in same) for own in parts]
+    for name, v in zip(names, kernel.variants, strict=True):
+        print(f"  {name.ljust(max(map(len, names)))}  {v.arch:8}  {_figure(v)}")
 
 
 def _figure(variant: ReadyVariant) -> str:

@@ -49,7 +49,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, not skip, the gpu tests without a GPU")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    alone = tempfile.TemporaryDirectory(prefix="evo-tests-")  # searches of other workers are not told of
+    config.add_cleanup(alone.cleanup)
+    os.environ["XDG_RUNTIME_DIR"] = alone.name
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
     # Beside other tests no machine gets quiet: finals say so at once. Tests of the wait give it a length of their own.

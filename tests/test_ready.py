@@ -259,9 +259,12 @@ def test_the_list_of_kernels_tells_what_each_is_for_and_where_it_is_from(exporte
     assert {(v["run"], v["device"]) for v in kernel["variants"]} == {("demo", "a device")}
     assert json.loads(python(checkout, "-m", "evo.ready", "--json").stdout) == [kernel]
     text = python(checkout, "-m", "evo.ready").stdout
-    assert "  from evo.ready import LayerNorm, layer_norm\n" in text
-    assert re.search(r"  rows=64,cols=1024,dtype=float16,bias=true\S* +sm_90 +right; its time is not known\n", text)
-    assert re.search(r"  rows=64,cols=1024,dtype=float16,bias=true\S* +sm_89 +found on another architecture, ", text)
+    assert text.startswith("layernorm: LayerNorm, layer_norm: 4 variants (native, sm_89, sm_90)\n")
+    assert len(text.splitlines()) == 3, "a line a kernel, and what to do next"
+    text = python(checkout, "-m", "evo.ready", "--all").stdout
+    assert re.search(r"  in place of torch.nn.functional.layer_norm; all with bias=true\S*\n", text)
+    assert re.search(r"  rows=64,cols=1024,dtype=float16 +sm_90 +right; its time is not known\n", text)
+    assert re.search(r"  rows=64,cols=1024,dtype=float16 +sm_89 +found on another architecture, ", text)
 
 
 def test_sources_that_are_almost_the_same_are_stored_once(exported: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import case, func, select
 
 from evo.analysis.candidates import CandidateSummary, TimingRecord
 from evo.analysis.runs import RunSummary, TaskSummary, find_run, not_confirmed
@@ -159,6 +159,18 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
         cover=_cover(finals, genomes) if run.options.get("cover") else None,
         refused_in_finals=tuple(refused),
     )
+
+
+def read_costs(store: Store, name: str) -> tuple[float, float, float, float]:
+    """A candidate's seconds, on average: of building without the cache, in the device process, of its gate and timing there.
+    """
+    with store.reading() as connection:
+        own = _c.id.between(*key_range(resolve_run(connection, name)))
+        mean = select(func.avg(_c.seconds), func.avg(_c.gate_seconds), func.avg(_c.timing_seconds)).where(own)
+        built = func.sum(case((m.Build.cached, 0.0), else_=m.Build.seconds)) / func.count()
+        building = connection.scalar(select(built).select_from(_c).join(m.Build, m.Build.candidate_id == _c.id).where(own))
+        device, gate, timing = connection.execute(mean).one()
+    return float(building or 0.0), float(device or 0.0), float(gate or 0.0), float(timing or 0.0)
 
 
 def _workload_finals(

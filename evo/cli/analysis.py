@@ -91,7 +91,7 @@ def _print_family(console: Terminal, record: CandidateRecord, found: Family, dif
             "operator": m.operator,
             "parents": " ".join(f"#{p.order}" for p in m.parents) or "-",
             "change": _change(m),
-            ">median us": median(m.median_us, m.disturbed),
+            ">median": median(m.median_us, m.disturbed),
             ">speed-up": unless_busy(speedup(m.score) if m.score else m.status, m.disturbed),
             ">gain": "" if not is_sure(m) else "tie" if m.tie or m.gain == 1 else factor(m.gain),
             "interval": interval(m.gain_low, m.gain_high) if is_sure(m) else "",
@@ -230,7 +230,7 @@ def explain(
     workload = short_workload(found.workload, found.kernel, found.kernel_digest)
     console.say(
         f"{short(found.id)} ({found.kernel}, {workload} on {found.device}):"
-        f" {median(found.median_us, found.disturbed)} us in the search,"
+        f" {median(found.median_us, found.disturbed)} in the search,"
         f" {unless_busy(factor(1 / found.ratio), found.disturbed)} over the reference",
         "bold",
     )
@@ -262,7 +262,7 @@ def _tell(console: Terminal, found: Explanation, command: str, most: int) -> Non
         console.say(f"from {begun}, which has no time of its own in this run: {edits}")
     else:
         gained = unless_busy(f"{factor(found.gain)} ({interval(found.low, found.high)})", found.disturbed)
-        console.say(f"from {begun} at {median(found.base_us, False)} us: {gained} by {edits}")
+        console.say(f"from {begun} at {median(found.base_us, False)}: {gained} by {edits}")
     console.print_rows(
         {
             "edit": change_text(c.change),
@@ -330,14 +330,14 @@ def _tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> Non
     again = f", {discarded} disturbed rounds taken again" if discarded else ""
     start, end = (median(t.median_us, t.disturbed) for t in (ablation.start, ablation.end))
     gained = unless_busy(f"{factor(ablation.gain.gain)} ({interval(ablation.gain.low, ablation.gain.high)})", spoilt)
-    console.say(f"timed again from {found.base_from} at {start} us to {end} us, all in one race{again}: {gained}")
+    console.say(f"timed again from {found.base_from} at {start} to {end}, all in one race{again}: {gained}")
     rows = []
     for step in ablation.path:
         without = next((w for w in ablation.without if (w.change,) == step.changes), None)  # None for several edits
         alone = without.gain if without else None
         row = {
             "edit": "; ".join(map(change_text, step.changes)),
-            ">median us": median(step.timing.median_us, step.timing.disturbed),
+            ">median": median(step.timing.median_us, step.timing.disturbed),
             ">gain": unless_busy("tie" if step.gain.tie else factor(step.gain.gain), spoilt),
             "interval": interval(step.gain.low, step.gain.high, spoilt),
             ">taken out": unless_busy("tie" if alone.tie else factor(alone.gain), spoilt) if alone else "",
@@ -561,7 +561,7 @@ def _print_pareto(console: Terminal, found: Sequence[Nondominated], axes: Sequen
             {
                 "candidate": f"{short(r.id)} #{r.order}",
                 ">speed-up": unless_busy(factor(1 / r.ratio), r.disturbed),
-                ">median us": median(r.median_us, r.disturbed),
+                ">median": median(r.median_us, r.disturbed),
                 ">registers": r.registers,
                 ">spilled": r.spill_bytes,
                 ">shared": r.smem_bytes,

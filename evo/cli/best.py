@@ -13,7 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord, read_candidate, read_source
-from evo.analysis.finals import Cover, CoveredPoint, Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
+from evo.analysis.failures import read_failures
+from evo.analysis.finals import (
+    Cover,
+    CoveredPoint,
+    Finalist,
+    RunFinals,
+    WorkloadFinals,
+    ceiling_note,
+    read_costs,
+    read_run_finals,
+)
 from evo.analysis.named import find_candidate, find_named
 from evo.analysis.runs import (
     UNCONFIRMED,
@@ -50,7 +60,7 @@ from evo.report.terminal import (
     time_cells,
     unless_busy,
 )
-from evo.report.text import counted, duration, micro, micros, short, visible
+from evo.report.text import counted, duration, short, span, timed, visible
 
 
 def best(
@@ -90,8 +100,8 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
             {
                 "workload": short_workload(b.workload, kernel, b.kernel_digest),
                 "candidate": short(b.id),
-                ">median us": median(b.median_us, b.disturbed),
-                ">interval": micros(b.low_us, b.high_us, b.disturbed),
+                ">median": median(b.median_us, b.disturbed),
+                ">interval": span(b.low_us, b.high_us, b.disturbed),
                 ">speed-up": _speedup_of(b),
                 ">noise": "-" if b.noise_floor is None or b.disturbed else f"±{b.noise_floor:.2%}",
                 "timed in": b.stage,
@@ -100,8 +110,7 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
             for b in group
         )
     console.say(
-        "the candidate of all runs with the highest speed-up for each kernel, device and workload; speed-up: the reference"
-        " baseline's time over its own in the same race; interval: 95%, or the range of fewer than ten samples",
+        "speed-up: over the reference, in the same race; interval: 95%, or the range of fewer than ten samples",
         "dim",
     )
     _say_marks(console, found, db)
@@ -145,6 +154,11 @@ def watch(run: RunName = LATEST, db: Db = DEFAULT_DB, json: Json = False) -> Non
             time.sleep(_WATCHED_EVERY_S)
 
 
+TOO_BUSY = "too busy to measure: other programs disturbed its race, and others may be faster"
+
+_REASON = 300
+"""Largest number of characters of a reason that are printed."""
+
 _WATCHED_EVERY_S, _LINE_EVERY_S = 2.0, 60.0
 """Seconds between two looks at a run, and between two lines where there is no terminal."""
 
@@ -171,7 +185,7 @@ def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:
             ">passed": r.passed - r.refused_in_finals,
             ">time": duration(r.elapsed_s),
             ">best": _speedup_of(r.best[0]) if r.best else "-",
-            "started": r.created[:16].replace("T", " "),
+            "started": f"{r.created[:16].replace('T', ' ')} UTC",
         }
         for r in found
     )
@@ -230,7 +244,7 @@ def _speed_cells(r: ComparedRun, devices: Collection[str]) -> dict[str, object]:
         "best": short(r.best) if r.best else "-",
         ">speed-up": marked(gain, r.disturbed, unconfirmed=r.unconfirmed),
         "interval": interval(r.speedup_low, r.speedup_high),
-        ">median us": median(r.median_us, r.disturbed),
+        ">median": median(r.median_us, r.disturbed),
         ">behind": "" if first else "tie" if r.tie else factor(r.behind),
         "interval ": "" if first else interval(r.behind_low, r.behind_high),
     }
@@ -277,7 +291,8 @@ def show(
         if not (json or source):
             look(trust, (record.kernel, record.kernel_digest))
         if not isinstance(record, CandidateRecord):
-            answer(json, read_run_finals(store, record.name), _print_run, db)
+            run = read_run_finals(store, record.name)
+            answer(json, run, _print_run, db, () if json else _no_finalists(store, run), () if json else _costs(store, run))
             return
         text = read_source(store, record.id) if source else None
         origin = "" if json or source or not record.origin else _origin_of(store, record.origin)
@@ -376,40 +391,65 @@ def _timing_rows(record: CandidateRecord) -> Iterator[dict[str, object]]:
         }
 
 
-def _print_run(console: Terminal, run: RunFinals, db: str) -> None:
+def _no_finalists(store: Store, run: RunFinals) -> list[str]:
+    """What refused most, for each workload of which nothing passed."""
+    found = []
+    for task in (t for t in run.tasks if t.best is None and t.candidates):
+        said = f"no candidate passed the gate and its timed calls for {task.workload}"
+        for most in read_failures(store, run.name, task=task.number).reasons[:1]:
+            reason = most.example[:_REASON] or "nothing was said"
+            said += f"; most often: {most.candidates} {most.status.replace('_', ' ')}: {reason}"
+        found.append(said)
+    return found
+
+
+def _costs(store: Store, run: RunFinals) -> list[str]:
+    """What a candidate of a run cost on average."""
+    building_s, device_s, gate_s, timing_s = read_costs(store, run.name)
+    if not device_s:
+        return []
+    busy = min(1.0, device_s * run.evaluations / max(run.elapsed_s, 1e-9))
+    parts = {"gate": gate_s, "timing": timing_s, "else": max(0.0, device_s - gate_s - timing_s)}
+    split = ", ".join(f"{what} {duration(seconds)}" for what, seconds in parts.items())
+    return [
+        f"a candidate took on average {duration(building_s)} to build and {duration(device_s)} on the device ({split}); the"
+        f" device was busy {busy:.0%} of the time"
+    ]
+
+
+def _print_run(console: Terminal, run: RunFinals, db: str, without: Sequence[str], costs: Sequence[str]) -> None:
+    """without, costs: sentences on workloads of which nothing passed, and on the time that candidates took."""
     stopped = f": {run.stop_reason}" if run.stop_reason else ""
-    console.say(
-        f"{run.name}: {run.kernel} ({run.target}) on {run.device}, {run.status}{stopped}; {run.evaluations} candidates in"
-        f" {duration(run.elapsed_s)} of searching, {run.passed} passed the search",
-    )
+    console.say(f"{run.name}: {run.kernel} ({run.target}) on {run.device}, {run.status}{stopped}")
+    refused = f" ({len(run.refused_in_finals)} of them refused by the finals)" if run.refused_in_finals else ""
+    counts = (f"{n} {status.replace('_', ' ')}{refused if status == 'ok' else ''}" for status, n in run.counts.items())
+    told = f"{counted(run.evaluations, 'candidate')} in {duration(run.elapsed_s)} of searching"
+    console.say(f"{told}: {', '.join(counts) or 'none was finished'}")
+    for sentence in (*costs, *without):
+        console.say(sentence)
     if run.status == RunStatus.INTERRUPTED:
         console.say(f"to continue it:  {command_line(db, 'resume', run.name)}")
-    print_finals(console, run, db)
+    _print_finals(console, run, db)
 
 
-def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: bool = True) -> None:
-    """Prints for each workload the finalists, the winner beside the baselines, and who was refused. all_finalists: whether
-    to print finalists that lost."""
+def _print_finals(console: Terminal, run: RunFinals, db: str) -> None:
+    """Prints for each workload the finalists, the winner beside the baselines, and who was refused."""
     if run.cover is not None:
         _print_cover(console, run, run.cover)
     for held in run.finals:
         refused = [f for f in run.refused_in_finals if f.task == held.task]
-        if run.cover is not None and held.winner is not None and not all_finalists:
-            continue
         console.say(short_workload(held.workload, run.kernel, run.kernel_digest), "bold")
-        if all_finalists:
-            styles = ["bold" if f.winner else "" for f in held.finalists]
-            console.print_rows((_finalist_cells(f, held.noise_floor) for f in held.finalists), styles)
-        _print_confirmation(console, held, command_line(db, "resume", run.name), in_full=all_finalists)
+        styles = ["bold" if f.winner else "" for f in held.finalists]
+        console.print_rows((_finalist_cells(f, held.noise_floor) for f in held.finalists), styles)
+        _print_confirmation(console, held, command_line(db, "resume", run.name))
         if held.winner is None:
-            _print_no_winner(console, run, held, db)
+            console.say(no_winner(run, held, db), "bold red" if run.status == RunStatus.FINISHED else "")
         for f in refused:
             why = f"{f.status.replace('_', ' ')}: {f.reason}"
             console.say(f"finalist {short(f.id)} #{f.order} was refused: {why}", "red")
-    if all_finalists and any(held.winner for held in run.finals):
+    if any(held.winner for held in run.finals):
         console.say(
-            "behind: the winner's speed-up over this one's, round by round in the race of all finalists, a tie if its"
-            " interval holds 1, as in evo diff",
+            "behind: the winner's gain over this one in the race of all finalists; a tie if its interval holds 1",
             "dim",
         )
     timed = [t for h in run.finals for t in (*h.finalists, *h.baselines, h.confirmed, h.hot) if t is not None]
@@ -433,24 +473,35 @@ def _print_cover(console: Terminal, run: RunFinals, cover: Cover) -> None:
         }
         for p in cover.points
     )
-    told = f"{counted(cover.variants, 'variant')} for {counted(len(cover.points), 'workload')}"
-    console.say(f"{told}: {cover.worst:.1%} off the best of its workload at worst, {cover.median:.1%} in the median", "bold")
+    console.say(cover_line(cover), "bold")
     console.say(
-        "off the best: its time over the fastest finalist's in the race of that workload; reference: the replaced function"
-        " was faster, and serves calls of that workload in an export",
+        "off the best: its time over the fastest finalist's in the same race; reference: the replaced function was faster,"
+        " and serves that workload in an export",
         "dim",
     )
 
 
-def _print_no_winner(console: Terminal, run: RunFinals, held: WorkloadFinals, db: str) -> None:
-    """Prints that there is no winner, and the best candidate instead."""
-    best = run.tasks[held.task].best
-    shown = f"; the best candidate so far: {command_line(db, 'show', short(best))}" if best else ""
-    judged = best or any(f.task == held.task for f in run.refused_in_finals)
+def cover_line(cover: Cover) -> str:
+    told = f"{counted(cover.variants, 'variant')} for {counted(len(cover.points), 'workload')}"
+    return f"{told}: {cover.worst:.1%} off the best of its workload at worst, {cover.median:.1%} in the median"
+
+
+def no_winner(run: RunFinals, held: WorkloadFinals, db: str) -> str:
+    """Why a workload has no winner, and the best candidate instead."""
+    task = run.tasks[held.task]
+    shown = f"; the best candidate so far: {command_line(db, 'show', short(task.best))}" if task.best else ""
+    judged = task.best or any(f.task == held.task for f in run.refused_in_finals)
     if judged and run.status == RunStatus.FINISHED:
-        console.say(f"unconfirmed: the finals have no winner{shown}", "bold red")
-    else:
-        console.say(f"no final has named a winner{shown}")
+        return f"unconfirmed: the finals have no winner{shown}"
+    if not task.candidates:
+        return "no candidate was finished within the budget: give it a larger one"
+    return f"no final has named a winner{shown}" if task.best else "no candidate passed the gate and its timed calls"
+
+
+def reference_of(baselines: Sequence[Timing]) -> str:
+    """The name of the baseline that speed-ups are over."""
+    name = next((t.contender for t in baselines if t.ratio is None), "torch")
+    return "PyTorch" if name == "torch" else name
 
 
 def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:
@@ -464,9 +515,9 @@ def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:
     }
 
 
-def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *, in_full: bool) -> None:
+def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str) -> None:
     """Prints the winner beside the baselines in the race that confirmed it, and what is unusual about its figures. resume:
-    the command that holds finals again. in_full: whether to print its figures from the search and among finalists, too."""
+    the command that holds finals again."""
     again = held.confirmed
     if held.winner is None or (again is None and not held.disturbed):
         return
@@ -474,44 +525,41 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str, *,
         console.say(f"{held.not_confirmed}; {short(held.winner)} may be wrong there", "bold red")
     if again is None:
         console.say(
-            f"too busy to measure: {short(held.winner)} passed the gate of the finals, but other programs disturbed"
-            " its race: its time is not known, and no speed-up is confirmed; others may be faster. To time it again when the"
-            f" machine is quiet:  {resume}",
+            f"{short(held.winner)}: {TOO_BUSY}. To time it again when the machine is quiet:  {resume}",
             "bold yellow",
         )
         for remark in held.remarks:
             console.say(remark, "yellow")
         return
     console.say(
-        f"{'' if held.not_confirmed else 'confirmed: '}{short(held.winner)} ran once more, alone with the baselines, in a"
-        f" fresh process and on other data: {micro(again.median_us)} us, {speedup(again.ratio, held.noise_floor)}"
+        f"{'' if held.not_confirmed else 'confirmed: '}{short(held.winner)} ran once more, with the baselines, in a fresh"
+        f" process: {timed(again.median_us)}, {speedup(again.ratio, held.noise_floor)}"
         + ("" if held.not_confirmed else "; that is the figure to quote"),
         "bold",
     )
     bound = next((t.median_us for t in held.baselines if t.contender == held.ceiling), None)
-    timed: list[tuple[str, Timing | RelativeTime]] = [(short(held.winner), again)]
+    raced: list[tuple[str, Timing | RelativeTime]] = [(short(held.winner), again)]
     rows = [
         {
             "contender": name,
             **time_cells(t, held.noise_floor),
             **({">of a copy": figure(t.median_us / bound, 3)} if bound else {}),
         }
-        for name, t in [*timed, *((t.contender, t) for t in held.baselines)]
+        for name, t in [*raced, *((t.contender, t) for t in held.baselines)]
     ]
     console.print_rows(rows, ["bold green", *[""] * len(held.baselines)])
     if held.ceiling is not None:
         console.say(f"of a copy: its time {ceiling_note(held.ceiling)}", "dim")
     said = []
     if held.hot is not None and not held.hot.disturbed:
-        hot = f"{micro(held.hot.median_us)} us, {speedup(held.hot.ratio)} PyTorch"
-        said.append(f"with all data in the cache: {hot}, which has them there too")
+        said.append(f"with all data in the cache: {timed(held.hot.median_us)}, {speedup(held.hot.ratio)} PyTorch there")
     if held.noise_floor is not None:
         said.append(f"±{held.noise_floor:.2%} is the noise floor: the winner against a second copy of itself")
-    if in_full and held.selection_regret is not None:
+    if held.selection_regret is not None:
         said.append(f"the search had it at {factor(held.claimed_speedup)}: selection regret {held.selection_regret:.1%}")
     if held.discarded_rounds:
         said.append(f"{held.discarded_rounds} disturbed rounds taken again")
     if said:
         console.say("; ".join(said))
-    for remark in held.remarks if in_full or again.shift is None else held.remarks[:-1]:  # the shift's is the last
+    for remark in held.remarks:
         console.say(remark, "yellow")

@@ -34,7 +34,7 @@ from evo.problem.genome import Genome
 from evo.problem.loading import find_kernel, load_function, names_near, recorded_kernel
 from evo.problem.render import unread_parameters
 from evo.report.progress import CheckLines
-from evo.report.terminal import Terminal, make_console, notice, short_workload, time_cells, unless_busy
+from evo.report.terminal import Terminal, brief_workload, make_console, notice, short_workload, time_cells, unless_busy
 from evo.report.text import counted, lacks, short
 from evo.sanitize import choose_tools
 from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of, cost_faults
@@ -553,7 +553,7 @@ def _print_race(console: Terminal, task: TaskExecutor, result: RaceResult) -> No
         rate = f"{cost.flops / t.median_us / 1e6:,.1f}" if arithmetic else f"{cost.bytes / t.median_us / 1e3:,.0f}"
         unit = "TFLOP/s" if arithmetic else "GB/s"
         rows.append({"contender": t.contender, **time_cells(t), f">{unit}": unless_busy(rate, t.disturbed)})
-    console.say(f"{task.problem.title}, {task.workload.key}", "italic")
+    console.say(f"{task.problem.title}, {brief_workload(task.workload, task.problem)}", "italic")
     console.print_rows(rows)
     console.say_disturbed(*(t.disturbed for t in timings))
     for name, reason in result.refused:

@@ -8,23 +8,25 @@ from dataclasses import asdict
 from typing import Any
 
 from evo.analysis.failures import read_failures
-from evo.analysis.finals import RunFinals
+from evo.analysis.finals import Confirmation, RunFinals, WorkloadFinals
 from evo.analysis.runs import MILESTONES, read_history
-from evo.cli.best import print_finals
+from evo.cli.best import TOO_BUSY, cover_line, no_winner, reference_of
 from evo.environment import command_line
-from evo.evaluation import PASSED, Costs, Timing
+from evo.evaluation import PASSED, UNCHECKED, Costs, Timing
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.problem.kernel import FUNCTION_FILES, Kernel
+from evo.problem.kernel import FUNCTION_FILES, Kernel, Workload
 from evo.report.progress import LONG_S, STAGES, busy_share, incidents_text
-from evo.report.terminal import Terminal, timing_record
-from evo.report.text import counted, short
+from evo.report.terminal import Terminal, brief_workload, speedup, timing_record
+from evo.report.text import counted, short, timed
 from evo.search.finals import Finalist
 from evo.search.loop import Progress
 from evo.search.run import Outcome
 
-_REASON = 300
+_REASON = 120
 """Largest number of characters of a reason that are printed."""
+_FEW = 3
+"""Number of workloads of which each has a line."""
 
 
 def outcome_record(
@@ -115,33 +117,36 @@ def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None
 
 
 def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, kernel: Kernel, db: str) -> None:
-    """Prints the finals as `evo show RUN` does, and what the search cost."""
-    print_finals(console, run, db, all_finalists=False)
-    for workload in record["workloads"]:
-        if not workload["finalists"]:
-            console.say(_why_no_finalist(workload))
-    refused = f" ({len(run.refused_in_finals)} of them refused by the finals)" if run.refused_in_finals else ""
-    statuses = ", ".join(
-        f"{number} {status.replace('_', ' ')}{refused if status == 'ok' else ''}"
-        for status, number in record["by_status"].items()
+    """Prints in six lines at most what was found and what to do next; `evo show RUN` has the rest."""
+    if run.cover is not None:
+        console.say(cover_line(run.cover), "bold")
+    held = sorted(run.finals, key=_rank)
+    names = [brief_workload(Workload.of(task.dims, task.dtype, task.options), kernel) for task in run.tasks]
+    if len(held) == 1:
+        _print_only(console, names[0], held[0], run, record["workloads"][0]["refused_most"], db)
+    elif len(held) <= _FEW:
+        for one in run.finals:
+            console.say(_in_one_line(names[one.task], one))
+    else:
+        sure = [h for h in held if h.confirmed is not None]
+        won = sum(h.winner is not None for h in held)
+        busy = f", {won - len(sure)} of them too busy to measure" if won > len(sure) else ""
+        rest = "" if run.cover is not None else f"; all of them:  {command_line(db, 'best', '--run', run.name)}"
+        console.say(f"{won} of {len(held)} workloads have a winner{busy}{rest}")
+        for name, one in {"best": sure[0], "worst": sure[-1]}.items() if sure else ():
+            console.say(f"{name} {_in_one_line(names[one.task], one)}")
+    if len(held) > 1 and run.cover is None and (beside := next((h.baselines for h in held if h.baselines), ())):
+        others = "".join(f", beside {t.contender}" for t in beside if t.ratio is not None)
+        console.say(f"speed-up over {reference_of(beside)} with its interval, ± noise floor{others}", "dim")
+    refused = f", {len(run.refused_in_finals)} of them refused by the finals" if run.refused_in_finals else ""
+    console.say(
+        f"{counted(record['candidates'], 'candidate')} in {record['search_s']:g} s, {run.passed} passed the search{refused}:"
+        f" {record['stopped']}{incidents_text(record['incidents'])}"
     )
-    searched = f"{counted(record['candidates'], 'candidate')} in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
-    incidents = incidents_text(record["incidents"])
-    console.say(f"{searched}: {statuses or 'none was finished'}; stopped: {record['stopped']}{incidents}")
-    if record["incidents"].get("processes lost"):
-        console.say(
-            "processes lost: workers that died, or took too long and were ended; new ones took their places, and their work"
-            " was tried again or is counted above as it ended",
-            "dim",
-        )
-    if (since := record["since_resumed"]) is not None:
-        console.say(f"since it was resumed: {counted(since['candidates'], 'candidate')} in {since['search_s']:g} s")
-    if (costs := record["evaluation_ms"]) is not None:
-        parts = " + ".join(f"{ms:g} ms {what}" for what, ms in costs.items())
-        console.say(f"device busy {record['device_busy_share'] or 0:.0%} of the time; a candidate costs on average {parts}")
     following: list[tuple[str, ...]] = [("show", run.name)]
-    if winners := [held.winner for held in run.finals if held.winner]:
-        following.append(("lineage", short(winners[0])))
+    if winners := [h for h in run.finals if h.winner]:
+        if any(h.confirmed is None for h in winners):
+            following = [("resume", run.name), *following]
         if any((kernel.folder / file).is_file() for file in FUNCTION_FILES):
             following.append(("export", run.name, "--out", f"my_{kernel.folder.name}"))
     elif run.refused_in_finals or record["first_failure"]:
@@ -150,15 +155,51 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
     console.say(f"next:  {'   '.join(command_line(db, *words) for words in following)}")
 
 
-def _why_no_finalist(workload: dict[str, Any]) -> str:
-    key = workload["workload"]
-    if not workload["candidates"]:
-        return f"no candidate of {key} was finished within the budget: give it a larger one"
-    text = f"no candidate passed the gate and its timed calls for {key}"
-    if (most := workload["refused_most"]) is None:
-        return text
-    reason = most["example"][:_REASON] or "nothing was said"
-    return f"{text}; most often: {most['candidates']} {most['status'].replace('_', ' ')}: {reason}"
+def _rank(held: WorkloadFinals) -> tuple[bool, float]:
+    return held.confirmed is None, held.confirmed.ratio if held.confirmed is not None else 0.0
+
+
+def _speed(held: WorkloadFinals, times: Confirmation, over: str = "") -> str:
+    """A winner's speed-up with its interval and its noise floor."""
+    noise = "" if held.noise_floor is None else f" ±{held.noise_floor:.2%}"
+    within = f" ({1 / times.ratio_high:.3f} to {1 / times.ratio_low:.3f})" if times.ratio_low and times.ratio_high else ""
+    return f"{speedup(times.ratio, held.noise_floor)}{over}{within}{over and noise and ', noise floor'}{noise}"
+
+
+def _print_only(
+    console: Terminal, name: str, held: WorkloadFinals, run: RunFinals, refused_most: Mapping[str, Any] | None, db: str
+) -> None:
+    """Prints what was found for the only workload. refused_most: as in the record."""
+    if held.winner is None:
+        console.say(f"no winner for {name}: {no_winner(run, held, db)}", "bold red")
+        if most := refused_most:
+            reason = most["example"][:_REASON] or "nothing was said"
+            console.say(f"most often: {most['candidates']} {most['status'].replace('_', ' ')}: {reason}")
+        return
+    unchecked = "; not all could be checked" if any(UNCHECKED in remark for remark in held.remarks) else ""
+    winner, found = f"winner {short(held.winner)} for {name}", held.confirmed
+    if held.not_confirmed:
+        console.say(held.not_confirmed, "bold red")
+    if found is None:
+        what, _, why = TOO_BUSY.partition(": ")
+        console.say(f"{winner}: {what}{unchecked}", "bold yellow")
+        console.say(why)
+        return
+    console.say(f"{winner}: {timed(found.median_us)}{unchecked}", "bold")
+    tie = speedup(found.ratio, held.noise_floor) == "tie"
+    console.say(_speed(held, found, f" {'with' if tie else 'the speed of'} {reference_of(held.baselines)}"), "bold green")
+    beside = ", ".join(f"{t.contender} {timed(t.median_us)}" for t in held.baselines)
+    console.say(f"in one race with {beside}, caches cold")
+
+
+def _in_one_line(name: str, held: WorkloadFinals) -> str:
+    if held.winner is None:
+        return f"{name}: no winner"
+    found = f"{name}: {short(held.winner)}"
+    if held.confirmed is None:
+        return f"{found}, too busy to measure"
+    doubt = ", not confirmed" if held.not_confirmed else ""
+    return f"{found}, {timed(held.confirmed.median_us)}, {_speed(held, held.confirmed)}{doubt}"
 
 
 def unfinished(progress: Progress) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
 from evo.report.progress import check_log
 from evo.search.loop import Budget
-from evo.search.place import HERE, Place, open_workers
+from evo.search.place import HERE, Place, open_workers, search_here
 from evo.search.run import check_default, describe_environment
 from evo.search.samplers import find_sampler
 from evo.search.tasks import OpenRun
@@ -32,7 +32,7 @@ def open_search(job: Job, db: str, tell: Callable[[str], None]) -> Iterator[Open
     with ExitStack() as opened:
         elsewhere = opened.enter_context(_open_elsewhere(job.place, job.target, db, tell))
         spec = configure(job, db, tell, elsewhere)
-        workers = elsewhere or opened.enter_context(open_workers(job.target, cache_dir(db), job.place))
+        workers = elsewhere or _open_here(opened, job.target, db, job.place, tell)
         store = opened.enter_context(Store.open(db, write=True))
         check_default(job.kernel, workers, spec)
         run = store.create_run(spec, describe_environment(workers.target))
@@ -50,8 +50,15 @@ def open_again(
         elsewhere = opened.enter_context(_open_elsewhere(place, spec.target, db, tell))
         stored = prolong(store, run, budget, elsewhere.target if elsewhere else find_target(spec.target))
         kernel = load_kernel(spec.kernel)
-        workers = elsewhere or opened.enter_context(open_workers(spec.target, cache_dir(db), place))
+        workers = elsewhere or _open_here(opened, spec.target, db, place, tell)
         yield OpenRun(run=stored, kernel=kernel, store=store, executor=workers)
+
+
+def _open_here(opened: ExitStack, target: str, db: str, place: Place, tell: Callable[[str], None]) -> Executor:
+    """The workers of a search on this machine."""
+    workers = opened.enter_context(open_workers(target, cache_dir(db), place))
+    opened.enter_context(search_here(target, tell))
+    return workers
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import threading
@@ -14,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -25,17 +24,20 @@ from evo.analysis.runs import find_run
 from evo.errors import UsageError
 from evo.evaluation import Status
 from evo.executors import InFlight
-from evo.problem.kernel import Workload
 from evo.problem.space import Point
-from evo.report.terminal import Terminal, brief_workload, handling, make_table, notice
-from evo.report.text import counted, duration, lacks
+from evo.report.terminal import Terminal, brief_workload, handling, make_table, notice, unless_busy
+from evo.report.text import counted, duration, lacks, timed
+from evo.search.finals import Step
 from evo.search.loop import Budget, Improvement, Progress, Search, StopReason
 from evo.search.run import Outcome, execute
 from evo.search.tasks import OpenRun
 
 LINE_EVERY_S = 5.0
 
-ENDING = "ending when what is being timed is done, in 10 s at most; a second signal ends it at once"
+ENDING = "ending after the present timing, in 10 s at most; a second signal ends it at once"
+
+_FEW = 3
+"""Number of workloads of which each has a line on the screen."""
 
 LONG_S = 3.0
 """Seconds in flight after which a candidate is named."""
@@ -43,7 +45,7 @@ LONG_S = 3.0
 STAGES = {
     "asked": "at the cluster",
     "build": "being compiled",
-    "ready": "held up, until the device and its data are ready,",
+    "ready": "preparing the device",
     "gate": "in the gate",
     "timing": "being timed",
 }
@@ -54,12 +56,18 @@ class LineTimer:
 
     def __init__(self) -> None:
         self._began = self._last = time.monotonic()
+        self._workload = ""
 
     def is_due(self) -> bool:
         now = time.monotonic()
         due = now - self._last >= (LINE_EVERY_S if now - self._began < 60 else 12 * LINE_EVERY_S)
         self._last = now if due else self._last
         return due
+
+    def is_due_in_finals(self, step: Step, workload: str) -> bool:
+        """Also with the first step of a workload, and where a race is held again."""
+        first, self._workload = workload != self._workload, workload
+        return self.is_due() or first or step.waits_s > 0
 
 
 class PlainLines(nullcontext[None]):
@@ -85,8 +93,12 @@ class PlainLines(nullcontext[None]):
             self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {_about(found)} PyTorch")
         self._improvements = len(progress.improvements)
         if self._timer.is_due():
-            waiting = _waiting(progress)
-            self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}{waiting and f' | {waiting}'}")
+            parts = (_best(progress, self._workloads), _counts(progress), _waiting(progress))
+            self.say(f"{progress.elapsed_s:7.1f} s  {' | '.join(filter(None, parts))}")
+
+    def finals(self, step: Step, workload: str) -> None:
+        if self._timer.is_due_in_finals(step, workload):
+            self.say(_finals(step, workload))
 
 
 def check_log(path: Path | None) -> None:
@@ -144,16 +156,21 @@ class JsonLog:
                 incidents=progress.incidents,
             )
 
+    def finals(self, step: Step, workload: str) -> None:
+        if self._timer.is_due_in_finals(step, workload):
+            self.say(_finals(step, workload))
+
 
 class LiveScreen:
-    """A screen, drawn in place, of the best so far, rate, states, failures by kind, busy share and time left. It owns the
-    terminal while it is entered."""
+    """A screen, drawn in place, of the best so far, rate, states, failures by kind, busy share and time left; then of the
+    finals. It owns the terminal while it is entered."""
 
     def __init__(self, console: Console, title: str, workloads: Sequence[str], budget: Budget) -> None:
         self._console, self._title = console, title
         self._workloads, self._budget = workloads, budget
         self._live = Live(console=console, refresh_per_second=8, transient=True)
         self._shown = 0.0
+        self._best: RenderableType = Text()
 
     def __enter__(self) -> LiveScreen:
         self._live.start()
@@ -163,41 +180,59 @@ class LiveScreen:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        self._live.update(Panel(Text(text), title=self._title, border_style="cyan"), refresh=True)
+        self._draw(Text(text), refresh=True)
 
     def update(self, progress: Progress) -> None:
         if time.monotonic() - self._shown < 0.1:
             return
         self._shown = time.monotonic()
-        self._live.update(Panel(self._body(progress), title=self._title, border_style="cyan"))
+        self._draw(self._body(progress))
+
+    def finals(self, step: Step, workload: str) -> None:
+        began = time.monotonic()
+
+        class Countdown:
+            """Is drawn anew while the step goes on."""
+
+            def __rich__(self) -> Table:
+                since_s = time.monotonic() - began
+                left_s = max(1.0, step.left_s - since_s)
+                spent_s = step.spent_s + since_s
+                return _bar(spent_s / (spent_s + left_s), f"about {duration(round(left_s))} left")
+
+        self._draw(Group(self._best, Text(), Countdown(), Text(f"finals of {workload}: {step.text}")), refresh=True)
+
+    def _draw(self, body: RenderableType, *, refresh: bool = False) -> None:
+        self._live.update(Panel(body, title=self._title, border_style="cyan"), refresh=refresh)
 
     def _body(self, progress: Progress) -> Group:
         best = make_table("workload", ">best", ">speed-up", "candidate")
-        for task, workload in enumerate(self._workloads):
-            if found := progress.best.get(task):
-                us = f"about {found.timing.median_us:.3g} us"
-                best.add_row(workload, us, Text(_about(found), style="bold green"), f"#{found.order}")
-            else:
-                best.add_row(workload, "…", "…", "")
-        share, left = self._time_left(progress)
-        bar = ProgressBar(total=1.0, completed=share, width=40)
-        line = Table.grid(padding=(0, 2))
-        line.add_row(bar, Text(left))
-        told = (_waiting(progress), ENDING if progress.interrupted else "")
+        known = _leaders(progress)
+        for task in _shown(len(self._workloads), known):
+            if (found := known.get(task)) is None:
+                best.add_row(self._workloads[task], "…", "…", "")
+                continue
+            busy = found.timing.disturbed
+            gain = Text(unless_busy(_about(found), busy), style="yellow" if busy else "bold green")
+            best.add_row(self._workloads[task], f"about {timed(found.timing.median_us, True)}", gain, f"#{found.order}")
+        if left_out := len(self._workloads) - best.row_count:
+            best.add_row(f"and {left_out} between", "", "", "")
+        self._best = best
+        told = (_failures(progress), _waiting(progress), ENDING if progress.interrupted else "")
         waiting = [Text(text, style="yellow") for text in told if text]
-        failures = Text(_failures(progress), style="yellow")
-        return Group(best, Text(), line, Text(_counts(progress)), failures, *waiting)
+        bar = _bar(*self._time_left(progress))
+        return Group(best, Text(), bar, Text(_counts(progress)), *waiting)
 
     def _time_left(self, progress: Progress) -> tuple[float, str]:
         budget = self._budget
         if budget.seconds is not None:
-            left = max(0.0, budget.seconds - progress.elapsed_s)
-            return min(1.0, progress.elapsed_s / budget.seconds), f"{duration(left)} left"
+            left_s = max(1, round(budget.seconds - progress.elapsed_s))
+            return min(1.0, progress.elapsed_s / budget.seconds), f"{duration(left_s)} left"
         if budget.evaluations is not None:
             share = progress.finished / budget.evaluations
-            left_s = progress.elapsed_s * (1 / share - 1) if share > 0 else 0.0
-            return min(1.0, share), f"{progress.finished} of {budget.evaluations}, about {duration(left_s)} left"
-        return 0.0, f"until {budget.patience} in a row bring nothing better"
+            left = f", about {duration(max(1, round(progress.elapsed_s * (1 / share - 1))))} left" if share > 0 else ""
+            return min(1.0, share), f"{progress.finished} of {counted(budget.evaluations, 'candidate')}{left}"
+        return 0.0, f"until {budget.patience} candidates in a row bring nothing better"
 
 
 class CheckLines:
@@ -221,6 +256,41 @@ def _about(found: Improvement) -> str:
     return f"about {1 / found.ratio:.2g}x"
 
 
+def _leaders(progress: Progress) -> dict[int, Improvement]:
+    """The best so far of each task; a disturbed one where nothing else has passed."""
+    return progress.unsure | progress.best
+
+
+def _shown(tasks: int, known: Mapping[int, Improvement]) -> list[int]:
+    """Up to three tasks; of more, those with the highest and the lowest speed-up."""
+    if tasks <= _FEW:
+        return list(range(tasks))
+    ranked = sorted(known, key=lambda task: (known[task].timing.disturbed, known[task].ratio))
+    return list(dict.fromkeys([ranked[0], ranked[-1]])) if ranked else [0]
+
+
+def _best(progress: Progress, workloads: Sequence[str]) -> str:
+    """The best so far, in a few words; empty until something has passed."""
+    known = _leaders(progress)
+    sure = sorted((found for found in known.values() if not found.timing.disturbed), key=lambda found: found.ratio)
+    on = f" on {len(sure)} of {len(workloads)} workloads" if len(workloads) > 1 else ""
+    if len(sure) > 1:
+        return f"best about {1 / sure[-1].ratio:.2g}x to {1 / sure[0].ratio:.2g}x PyTorch{on}"
+    if sure:
+        return f"best {_about(sure[0])} PyTorch (candidate {sure[0].order}){on}"
+    return f"{counted(len(known), 'candidate')} passed, too busy to time" if known else ""
+
+
+def _bar(share: float, left: str) -> Table:
+    line = Table.grid(padding=(0, 2))
+    line.add_row(ProgressBar(total=1.0, completed=share, width=40), Text(left))
+    return line
+
+
+def _finals(step: Step, workload: str) -> str:
+    return f"finals of {workload}: {step.text}; about {duration(max(1, round(step.left_s)))} left"
+
+
 def busy_share(progress: Progress) -> float:
     """The share of the time since the first measurement in which the devices' processes worked, unfinished work included."""
     if progress.first_measured_s is None:
@@ -234,9 +304,11 @@ def busy_share(progress: Progress) -> float:
 def _counts(progress: Progress) -> str:
     rate = progress.finished / progress.elapsed_s if progress.elapsed_s else 0.0
     passed = "" if any(s.passed for s in progress.by_status) else ", none passed" if progress.by_status else ""
+    waiting = progress.measuring - progress.on_device
     return (
-        f"{progress.finished} candidates{passed}, {rate:.1f}/s | building {progress.building}, measuring"
-        f" {progress.measuring} | device busy {busy_share(progress):.0%}{incidents_text(progress.incidents)}"
+        f"{counted(progress.finished, 'candidate')}{passed}, {rate:.1f}/s | compiling {progress.building}, measuring"
+        f" {progress.on_device}, {waiting} waiting | device busy {busy_share(progress):.0%}"
+        f"{incidents_text(progress.incidents)}"
     )
 
 
@@ -248,24 +320,23 @@ def _waiting(progress: Progress) -> str:
     """A sentence on the candidate that the search has waited for long, or on what it waits for before its time begins."""
     order, work = progress.waiting or (None, None)
     if not progress.begun and order is not None:
-        return "the device and its data are being made ready, and the time of the budget has not begun"
+        return "preparing the device; the time of the budget has not begun"
     return "" if work is None or work.seconds < LONG_S else f"waiting for candidate {order}: {told(work)}"
 
 
 def told(work: InFlight) -> str:
-    """The state of work in flight: "in the gate for 12 s; ended if there is no result within 18 s more"."""
+    """The state of work in flight: "in the gate for 12 s; without a result it is ended in 18 s"."""
     again = ", for the second time, in a fresh process" if work.again else ""
-    left = "" if work.left_s is None else f"; ended if there is no result within {work.left_s:.0f} s more"
+    left = "" if work.left_s is None else f"; without a result it is ended in {work.left_s:.0f} s"
     return f"{STAGES[work.stage]} for {work.seconds:.0f} s{again}{left}"
 
 
 def _failures(progress: Progress) -> str:
     failed = {s: n for s, n in sorted(progress.by_status.items()) if not s.passed}
     same = progress.by_status.get(Status.SAME_CODE, 0)
-    parts = [f"{n} {s.value.replace('_', ' ')}" for s, n in failed.items()]
-    if same:
-        parts.append(f"{same} with machine code seen before")
-    return "refused: " + ", ".join(parts) if failed else ", ".join(parts)
+    refused = ", ".join(f"{n} {s.value.replace('_', ' ')}" for s, n in failed.items())
+    parts = (f"refused: {refused}" if failed else "", f"{same} had machine code seen before" if same else "")
+    return " | ".join(filter(None, parts))
 
 
 # -- carrying it out ----------------------------------------------------------------------------------------------
@@ -320,11 +391,10 @@ def follow(
         try:
             with _signals(ending, said=isinstance(screen, LiveScreen)) as searching:
 
-                def finals(workload: Workload, waits_s: float) -> None:
+                def finals(step: Step) -> None:
                     searching.clear()
-                    again = f"; it is held again, for up to {math.ceil(waits_s)} s more"
-                    busy = f": other programs disturb the race{again}" if waits_s else ""
-                    say(f"finals of {names[workload]}{busy} …")
+                    for each in shown:
+                        each.finals(step, names[step.workload])
 
                 outcome = execute(opened, update, on_search=searching.append, on_finals=finals)
             why = str(outcome.reason)

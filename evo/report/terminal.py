@@ -22,9 +22,9 @@ from evo.evaluation import Timing, sure_speedup, within_noise
 from evo.problem.genome import Change
 from evo.problem.kernel import Kernel, Workload
 from evo.problem.loading import recorded_kernel
-from evo.report.text import micro, micros, visible
+from evo.report.text import span, timed, visible
 
-_WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
+_WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median", "noise", "speed-up"})
 """Columns that are never folded, because their values are copied or read at a glance."""
 
 _FOLDED_WIDTH = 9
@@ -33,7 +33,7 @@ _FOLDED_WIDTH = 9
 _FILE_WIDTH = 200
 """Number of characters of a line in a file or pipe."""
 
-_DISTURBED = "! too busy: something slowed the device down while this was timed, and no speed-up of it is sure"
+_DISTURBED = "! too busy: other programs or throttling disturbed this time, so that its speed-up is not known"
 
 
 def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
@@ -43,7 +43,7 @@ def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
 
 def median(us: float | None, disturbed: bool) -> str:
     """A time, with the mark that `say_disturbed` explains if it was disturbed."""
-    return "-" if us is None else marked(micro(us, disturbed), disturbed)
+    return "-" if us is None else marked(timed(us, disturbed), disturbed)
 
 
 def unless_busy(gain: str, disturbed: bool) -> str:
@@ -191,8 +191,8 @@ def time_cells(t: Timing | RelativeTime, noise: float | None = None) -> dict[str
     """Cells of a contender's time and its speed-up over the reference, with intervals. noise: see `speedup`."""
     low, high = (sure_speedup(limit, t.disturbed) for limit in (t.ratio_high, t.ratio_low))
     return {
-        ">median us": median(t.median_us, t.disturbed),
-        ">interval": micros(t.low_us, t.high_us, t.disturbed),
+        ">median": median(t.median_us, t.disturbed),
+        ">interval": span(t.low_us, t.high_us, t.disturbed),
         ">speed-up": speedup(t.ratio, noise, disturbed=t.disturbed),
         ">interval ": interval(low, high) if low and high else "",
     }

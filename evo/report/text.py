@@ -43,6 +43,18 @@ def micro(us: float, disturbed: bool = False) -> str:
     return f"{us:,.{2 if us < 100 else 1 if us < 1000 else 0}f}"
 
 
+def timed(us: float, disturbed: bool = False) -> str:
+    """A time with its unit: milliseconds where microseconds have five digits."""
+    return f"{micro(us / 1e3, disturbed)} ms" if us >= 1e4 else f"{micro(us, disturbed)} us"
+
+
+def span(low: float | None, high: float | None, disturbed: bool = False) -> str:
+    """The interval of a time with its unit; empty without one, or if it was disturbed."""
+    if disturbed or low is None or high is None:
+        return ""
+    return f"{micros(low / 1e3, high / 1e3)} ms" if high >= 1e4 else f"{micros(low, high)} us"
+
+
 def micros(low: float | None, high: float | None, disturbed: bool = False) -> str:
     """The interval of a time in microseconds; empty without one, or if it was disturbed."""
     return "" if disturbed or low is None or high is None else f"{micro(low)} to {micro(high)}"

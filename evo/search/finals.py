@@ -11,6 +11,9 @@ Finalists are compared with each other by the race that all of them ran in; the 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from math import ceil
+from statistics import fmean
+from time import monotonic
 
 from evo.errors import EvoError
 from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Check, Evaluation, Status, Timing
@@ -34,9 +37,8 @@ _PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
 """How long finals wait for a quiet machine, all together: as a share of the search's time, and its limits."""
 _SHORT_PATIENCE = 2.0
 """So many times the search's time is waited at most where that is less than the least."""
-Begins = Callable[[Workload, float], None]
-"""Is called for a workload whose finals begin, with 0; for one whose finals wait for a quiet machine, with the seconds that
-are left."""
+_USUAL_S = {"gate": 1.0, "last gate": 3.0, "race": 10.0}
+"""Seconds of a step by its kind, as long as none of its kind has ended; a race has a limit, too."""
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _WINNERS_MULTIPLE = 3
 """The winner meets so many times the random cases of a finalist, on top."""
@@ -86,6 +88,53 @@ class Finalist:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step that finals begin, such as "gate, finalist 3 of 8". spent_s, left_s: seconds of all finals before it, and from
+    it on, as far as the steps before tell. waits_s: seconds in which a disturbed race is held again at most; else 0."""
+
+    workload: Workload
+    text: str
+    spent_s: float
+    left_s: float
+    waits_s: float = 0.0
+
+
+Begins = Callable[[Step], None]
+
+
+class _Course:
+    """Tells of each step of finals when it begins. gates: number of finalists of each task."""
+
+    def __init__(self, begins: Begins, gates: Sequence[int], race_s: float) -> None:
+        tasks = sum(number > 0 for number in gates)
+        self._begins, self._race_s, self._began = begins, race_s, monotonic()
+        self._left = {"gate": sum(gates), "last gate": tasks, "race": 2 * tasks}
+        self._took: dict[str, list[float]] = {kind: [] for kind in self._left}
+        self._present: tuple[str, float] | None = None
+
+    def begin(self, workload: Workload, kind: str, text: str) -> None:
+        now = monotonic()
+        if self._present is not None:
+            before, since = self._present
+            self._took[before].append(now - since)
+            self._left[before] = max(0, self._left[before] - 1)
+        self._present = kind, now
+        self._left[kind] = max(1, self._left[kind])
+        self._tell(workload, text, 0.0)
+
+    def wait(self, workload: Workload, waits_s: float) -> None:
+        """A race is held again."""
+        self._tell(workload, f"other programs disturb the race; it is held again, for {ceil(waits_s)} s at most", waits_s)
+
+    def _tell(self, workload: Workload, text: str, waits_s: float) -> None:
+        usual = _USUAL_S | {"race": min(self._race_s, _USUAL_S["race"])}
+        usual |= {kind: fmean(took) for kind, took in self._took.items() if took}
+        left_s = waits_s + sum(number * usual[kind] for kind, number in self._left.items())
+        spent_s = monotonic() - self._began
+        self._begins(Step(workload=workload, text=text, spent_s=spent_s, left_s=left_s, waits_s=waits_s))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finals:
     """Finalists, fastest first (the refused ones last), and the baselines' timings."""
 
@@ -96,32 +145,33 @@ class Finals:
 
 
 def hold_all_finals(
-    search: Search, opened: OpenRun, count: int, begins: Begins = lambda workload, waits_s: None
+    search: Search, opened: OpenRun, count: int, begins: Begins = lambda step: None
 ) -> tuple[Finals, ...]:
     """Holds the finals of every task, with `count` finalists; where all are refused, with the next best, but not of a
-    covering run. Raises LostFileError while they are held, where the database is lost."""
+    covering run. begins: is called with each step. Raises LostFileError while they are held, where the database is lost."""
     opened.executor.renew_device()
     spec = opened.run.spec
     workloads = len(spec.workloads)
     race_s = search.elapsed_s / (_RACES * workloads)
     least_s = min(_LEAST_PATIENCE_S, _SHORT_PATIENCE * search.elapsed_s)
     patience_s = min(max(_PATIENCE * search.elapsed_s, least_s), _MOST_PATIENCE_S) / workloads
+    course = _Course(begins, [min(count, len(search.elites(n))) for n in range(workloads)], race_s)
     tasks = [
         replace(
             task,
             race_s=race_s,
             reference_us=search.reference_us(n),
-            patience=Patience(left_s=patience_s, tell=begins),
+            patience=Patience(left_s=patience_s, tell=course.wait),
+            begin=course.begin,
             check=opened.store.check,
         )
         for n, task in enumerate(opened.tasks(Stage.FINAL))
     ]
     if spec.options.get("cover"):
-        return _hold_covering_finals(search, opened, tasks, count, begins)
+        return _hold_covering_finals(search, opened, tasks, count)
     held = []
     first = [build_all(task, search.elites(number)[:count]) for number, task in enumerate(tasks)]
     for number, (task, building) in enumerate(zip(tasks, first, strict=True)):
-        begins(task.workload, 0.0)
         for batch in range(_BATCHES):
             if batch:
                 building = build_all(task, search.elites(number)[batch * count :][:count])
@@ -136,7 +186,7 @@ def hold_all_finals(
 
 
 def _hold_covering_finals(
-    search: Search, opened: OpenRun, tasks: Sequence[TaskExecutor], count: int, begins: Begins
+    search: Search, opened: OpenRun, tasks: Sequence[TaskExecutor], count: int
 ) -> tuple[Finals, ...]:
     """Holds the finals where few variants are to serve all tasks. A variant is a genome, whatever is compiled in for a task.
     Finalists of a task are its fastest, and its fastest of those that would be kept by the search's own times; all races are
@@ -146,13 +196,11 @@ def _hold_covering_finals(
     dtypes = [task.workload.dtype for task in tasks]
     won = [found if found and (found[0].ratio or 1.0) < 1 else [] for found in elites]
     likely = choose_by_dtype(dtypes, [{c.proposal.genome.digest: c.ratio for c in found if c.ratio} for found in won])
-    first, started, races, times = (count + 2) // 3, [], [], []
+    first, started, times = (count + 2) // 3, [], []
     for task, found in zip(tasks, elites, strict=True):
         others = sorted(found[first:], key=lambda c: c.proposal.genome.digest not in likely[task.workload.dtype])
         started.append(build_all(task, [*found[:first], *others][:count]))
-    for task, building in zip(tasks, started, strict=True):
-        begins(task.workload, 0.0)
-        races.append(hold_race(task, building))
+    races = [hold_race(task, building) for task, building in zip(tasks, started, strict=True)]
     for finalists, timings in races:
         timed = {t.contender: t for t in timings if t.ratio is not None}
         raced = [(f, timed[f.name]) for f in finalists if f.passed and f.name in timed]
@@ -191,7 +239,8 @@ def hold_race(task: TaskExecutor, building: Building) -> tuple[list[Finalist], t
     """
     finalists = []
     likely = task.check_memory(building[0][0].proposal.genome) if building and not task.sanitized else None
-    for candidate, futures in building:
+    for number, (candidate, futures) in enumerate(building, 1):
+        task.begin(task.workload, "gate", f"gate, finalist {number} of {len(building)}")
         builds = [(t, task.awaited(future)) for t, future in futures]
         verdict = _gate(candidate.proposal.genome, builds)
         finalists.append(Finalist(candidate=candidate, build=builds[0][1], measurement=verdict))
@@ -268,6 +317,7 @@ def _race(task: TaskExecutor, finalists: list[Finalist]) -> tuple[Timing, ...]:
     """
     for _ in range(len(finalists) + 1):
         entered = {f.name: f for f in finalists if f.passed}
+        task.begin(task.workload, "race", f"race of {len(entered)} finalist{'s' * (len(entered) > 1)}")
         outcome = task.race([f.enter(name) for name, f in entered.items()], task.problem.ceilings)
         refused = {name: reason for name, reason in outcome.refused if name in entered}
         for name, reason in refused.items():
@@ -306,6 +356,7 @@ def _confirm(
     for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, rank[t.contender])):
         name, finalist = first.contender, by_name[first.contender]
         genome = finalist.candidate.proposal.genome
+        task.begin(task.workload, "last gate", f"gate of the fastest, candidate {name}, with more cases")
         # The checker runs beside the gate: nothing is timed now.
         checked = None if task.sanitized else finalist.checked or task.check_memory(genome)
         gated = gate.awaited(gate.measure(genome, finalist.build, time=False, cases=more_cases))
@@ -323,6 +374,7 @@ def _confirm(
             finalist.measurement = replace(finalist.measurement, log=log)
         for _ in range(_CONFIRMATIONS):
             task.executor.renew_device()
+            task.begin(task.workload, "race", f"race that confirms candidate {name}")
             outcome = task.race([finalist.enter(name), finalist.enter(AA_CONTROL)], task.problem.ceilings, hot=True)
             reasons = [reason for n, reason in outcome.refused if n in (name, AA_CONTROL)]
             timed = {t.contender for t in outcome.timings}

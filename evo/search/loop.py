@@ -116,9 +116,13 @@ class Progress:
     """Number of candidates that had finished before the run was resumed; `finished` counts them, too."""
     building: int = 0
     measuring: int = 0
+    on_device: int = 0
+    """The part of `measuring` that a device works on; the rest waits."""
     by_status: dict[Status, int] = field(default_factory=dict)
     best: dict[int, Improvement] = field(default_factory=dict)
     """The last improvement of each task, by its number."""
+    unsure: dict[int, Improvement] = field(default_factory=dict)
+    """The fastest disturbed one of each task that has passed."""
     improvements: list[Improvement] = field(default_factory=list)
     waiting: tuple[int, InFlight] | None = None
     """The work that has been in flight the longest, with its candidate's order."""
@@ -253,7 +257,7 @@ class Search:
                     self._keep_first_measurements()
                 self.progress.elapsed_s, self.progress.interrupted = self.elapsed_s, self._interrupts > 0
                 self.progress.incidents = self._incidents()
-                self.progress.waiting = self._waited_for()
+                self._look_at_work()
                 self._begin_when_ready()
                 self._observer(self.progress)
                 if reason is not None:
@@ -407,10 +411,14 @@ class Search:
     def _when_done(self, future: Future[Any], handle: Callable[[Future[Any]], None]) -> None:
         future.add_done_callback(lambda done: None if done.cancelled() else self._events.put(lambda: handle(done)))
 
-    def _waited_for(self) -> tuple[int, InFlight] | None:
-        """The candidate that has been in flight the longest, by its order."""
-        found = ((self._candidate_of(work), work) for work in self._executor.in_flight())
-        return next(((candidate.order, work) for candidate, work in found if candidate is not None), None)
+    def _look_at_work(self) -> None:
+        """Notes what devices work on, and the candidate that has been in flight the longest."""
+        progress, flying = self.progress, self._executor.in_flight()
+        of_cluster = progress.devices if any(work.stage == "asked" for work in flying) else 0
+        timed = sum(work.stage in ("gate", "timing") for work in flying)
+        progress.on_device = min(progress.measuring, timed + of_cluster)
+        found = ((self._candidate_of(work), work) for work in flying)
+        progress.waiting = next(((candidate.order, work) for candidate, work in found if candidate is not None), None)
 
     def _candidate_of(self, work: InFlight) -> Candidate | None:
         """The one whose result that will be."""
@@ -542,22 +550,16 @@ class Search:
         if evaluation.status is not Status.OK or timing is None or timing.ratio is None:
             return
         task.reference_us.append(timing.median_us / timing.ratio)
+        number, order, ratio = candidate.task, candidate.order, timing.ratio
+        found = Improvement(elapsed_s=elapsed_s, task=number, order=order, ratio=ratio, timing=timing, replayed=replayed)
         if timing.disturbed:
-            return
-        if self._is_best(candidate.task, timing) and _beats_incumbent(timing, evaluation.timings):
+            known = progress.unsure.get(number)
+            progress.unsure[number] = found if known is None or ratio < known.ratio else known
+        elif self._is_best(number, timing) and _beats_incumbent(timing, evaluation.timings):
             # A replayed candidate is an incumbent by its figure alone: the record has no machine code.
-            task.incumbent = Incumbent(
-                genome=candidate.proposal.genome, build=candidate.build, ratio=timing.ratio
-            )
-            progress.best[candidate.task] = Improvement(
-                elapsed_s=elapsed_s,
-                task=candidate.task,
-                order=candidate.order,
-                ratio=timing.ratio,
-                timing=timing,
-                replayed=replayed,
-            )
-            progress.improvements.append(progress.best[candidate.task])
+            task.incumbent = Incumbent(genome=candidate.proposal.genome, build=candidate.build, ratio=ratio)
+            progress.best[number] = found
+            progress.improvements.append(found)
 
     def _replay(self, candidate: Candidate) -> None:
         record = self._recorded.pop(candidate.order)

@@ -1,8 +1,11 @@
 """Where a search builds and measures: on this machine, or on the workers of a cluster."""
 
+import fcntl
 import os
 import re
-from contextlib import closing, suppress
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,6 +103,26 @@ def open_workers(target: str, cache: Path, place: Place = HERE) -> closing[Execu
         chosen = choose_devices(target, place.devices)
         config = replace(config, builders=place.builders or default_builders(target, len(chosen)), devices=chosen)
     return closing(find_executor(place.executor)(target, config))
+
+
+@contextmanager
+def search_here(target: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock of a search on this machine's CPU, which ends with its process; tells of another one that holds it. A
+    device of its own needs none."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            if find_target(target).shares_cores:
+                folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                descriptor = os.open(folder / f"evo-cpu-{os.getuid()}.lock", flags, 0o600)
+                held.callback(os.close, descriptor)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.pwrite(descriptor, f"{os.getpid():<10}".encode(), 0)
+                except BlockingIOError:
+                    holder = os.pread(descriptor, 10, 0).decode().strip() or "unknown"
+                    tell(f"another search on this CPU is running (pid {holder}): each disturbs the other's times")
+        yield
 
 
 def choose_devices(target: str, devices: str | None) -> tuple[str, ...]:

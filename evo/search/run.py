@@ -67,12 +67,12 @@ def execute(
     observer: Observer,
     *,
     on_search: Callable[[Search], None] = lambda search: None,
-    on_finals: Begins = lambda workload, waits_s: None,
+    on_finals: Begins = lambda step: None,
 ) -> Outcome:
     """Carries a new or an interrupted run to its end.
 
-    `on_search` gets the search before it starts, e.g. to connect signals with `Search.interrupt`; `on_finals` each workload
-    whose finals begin after it, or wait for a quiet machine. The finals end by KeyboardInterrupt, and are held anew when the
+    `on_search` gets the search before it starts, e.g. to connect signals with `Search.interrupt`; `on_finals` each step
+    of the finals after it. The finals end by KeyboardInterrupt, and are held anew when the
     run is resumed.
     Raises StoreError if the kernel is not what the run was started with, or the database fails.
     """

@@ -65,6 +65,8 @@ class TaskExecutor(TaskData):
     """The reference's usual time, as in `RaceRequest`."""
     patience: Patience | None = None
     """The patience with which a disturbed race is held again; without it, no race is."""
+    begin: Callable[[Workload, str, str], None] = lambda workload, kind, text: None
+    """Is called when a step of finals begins, with its kind and what is said of it."""
     check: Callable[[], None] = lambda: None
     """Is called while a result is waited for: what it raises ends the waiting."""
 

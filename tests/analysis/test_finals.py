@@ -17,7 +17,7 @@ from evo.report.terminal import time_cells, timing_record
 from tests.ended import Ended, run_here
 from tests.lineage import samples as s
 
-MARK = "! too busy: something slowed the device down while this was timed, and no speed-up of it is sure"
+MARK = "! too busy: other programs or throttling disturbed this time, so that its speed-up is not known"
 CALM, BUSY, EARLIER = {"power_w": 61.0}, {"power_w": 61.0, "disturbed": 12.0}, {"power_w": 59.5}
 
 
@@ -233,9 +233,9 @@ def test_a_winner_is_shown_in_both_of_its_races_and_a_finalist_beside_the_second
     rows = [line for line in out.splitlines() if line.startswith("final 2")]
     assert [line.split()[:6] for line in rows] == [
         ["final", "2,", "all", "finalists", "cold", "candidate"],
-        ["final", "2", "cold", "candidate", "28.14", "13.93"],
-        ["final", "2", "cold", "twin", "14.07", "13.93"],
-        ["final", "2", "cold", "copy", "9.65", "9.55"],
+        ["final", "2", "cold", "candidate", "28.14", "us"],
+        ["final", "2", "cold", "twin", "14.07", "us"],
+        ["final", "2", "cold", "copy", "9.65", "us"],
     ]
     assert "all finalists: the race that chose the winner" in out
     repeated = [line for line in out.splitlines() if line.startswith("to repeat the ")]
@@ -309,7 +309,8 @@ def test_a_figure_is_rounded_once() -> None:
     assert f"{found['speedup']:.3f}" == "1.555"
     assert f"{found['median_us']:.2f}" == "45.25"
     cells = time_cells(timing, 0.0202546)
-    assert (cells[">median us"], cells[">speed-up"]) == ("45.25", "1.555x")
+    assert (cells[">median"], cells[">speed-up"]) == ("45.25 us", "1.555x")
+    assert time_cells(replace(timing, median_us=12345.6), 0.02)[">median"] == "12.35 ms"
 
 
 def unconfirmed(recorded: Recorded) -> str:
@@ -335,7 +336,7 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Re
         assert out.count("?") == 2, command
         assert note in out, command
         assert "evo show vain" in out, command
-    assert "the candidate of all runs with the highest speed-up" in recorded.ask("best").out
+    assert "speed-up: over the reference, in the same race" in recorded.ask("best").out
     (found,) = recorded.document("best", "--run", "vain")
     assert (found["id"], found["winner"]) == (left, False)
     assert (found["finals"], found["refused_finalists"]) == ("unconfirmed", 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.report import progress as screen
 from evo.report.progress import LiveScreen, PlainLines, busy_share
+from evo.search.finals import Step
 from evo.search.loop import Budget, Improvement, Progress, Search, StopReason
 from tests.landscape import Hanging, opened, random_search
 from tests.lineage import samples as s
@@ -60,6 +62,32 @@ def shown(live: bool, *updates: Progress) -> str:
     return out.getvalue()
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_what_has_passed_is_shown_also_where_the_machine_is_too_busy(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
+    found = progress({}).improvements[0]
+    told = shown(live, replace(progress({}), measuring=3, on_device=1))
+    assert ("best about 2x PyTorch (candidate 12)" in told) is not live
+    assert "compiling 0, measuring 1, 2 waiting" in told
+    busy = replace(found, timing=replace(found.timing, clocks={"disturbed": 16.0}))
+    assert "too busy" in shown(live, Progress(finished=1, unsure={0: busy}))
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_finals_have_a_step_and_a_time_left(live: bool) -> None:
+    step = Step(workload=WORKLOADS[0], text="gate, finalist 3 of 8", spent_s=2.0, left_s=12.0)
+    out = io.StringIO()
+    console = Console(file=out, width=150, force_terminal=live, color_system=None)
+    names = [str(WORKLOADS[0])]
+    observer = LiveScreen(console, "evo search", names, Budget(seconds=9)) if live else PlainLines(console, names)
+    with observer:
+        observer.finals(step, names[0])
+        observer.finals(replace(step, text="race of 8 finalists"), names[0])
+    assert "finals of 4096 float32: gate, finalist 3 of 8" in out.getvalue()
+    assert re.search("about 1[12] s left", out.getvalue())
+    assert ("race of 8 finalists" in out.getvalue()) is live, "a line now and then off a terminal"
+
+
 def test_a_log_has_a_line_for_what_is_better_and_for_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
     log = screen.JsonLog(tmp_path / "log.jsonl", "night", ["4096"])
@@ -81,9 +109,9 @@ def held_up(seconds: float, stage: str = "gate") -> Progress:
 @pytest.mark.parametrize("live", [False, True])
 def test_who_keeps_a_search_waiting_is_named_with_when_that_ends(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
-    said = "waiting for candidate 7: in the gate for 5 s; ended if there is no result within 25 s more"
+    said = "waiting for candidate 7: in the gate for 5 s; without a result it is ended in 25 s"
     assert said in shown(live, held_up(5.0))
-    assert "waiting" not in shown(live, held_up(1.0))
+    assert "waiting for" not in shown(live, held_up(1.0))
 
 
 def test_the_end_of_a_search_says_whom_it_still_waited_for() -> None:

@@ -27,7 +27,7 @@ from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
-from evo.search.finals import Finals, build_all, end_finals, hold_all_finals, hold_race
+from evo.search.finals import Finals, Step, build_all, end_finals, hold_all_finals, hold_race
 from evo.search.loop import Budget, Progress, Search, StopReason
 from evo.search.place import Place
 from evo.search.samplers import find_sampler
@@ -435,15 +435,20 @@ def test_finals_wait_for_a_quiet_machine_for_a_while_and_then_confirm_nothing(
     monkeypatch.setattr("evo.search.finals._LEAST_PATIENCE_S", 1.0)
     monkeypatch.setattr("evo.search.tasks._PAUSE_S", 0.05)
     found, _, run = search(configure(60), store, LandscapeExecutor(6))
-    executor, waits = busy_for(races), list[float]()
+    executor, steps = busy_for(races), list[Step]()
     began = time.monotonic()
-    (held,) = hold_all_finals(found, opened(run, store, executor), 4, lambda workload, waits_s: waits.append(waits_s))
+    (held,) = hold_all_finals(found, opened(run, store, executor), 4, steps.append)
     executor.close()
     assert time.monotonic() - began < 30
-    assert waits[0] == 0, "they begin"
-    assert len(waits) == 3 if confirmed else len(waits) > 3
-    assert all(0 < s <= 1.0 for s in waits[1:])
-    assert waits[1:] == sorted(waits[1:], reverse=True)
+    told, waits = [s.text for s in steps if not s.waits_s], [s.waits_s for s in steps if s.waits_s]
+    assert told[:5] == [*(f"gate, finalist {n} of 4" for n in (1, 2, 3, 4)), "race of 4 finalists"]
+    fastest = f"candidate {held.winner.candidate.order}"
+    assert told[5:] == [f"gate of the fastest, {fastest}, with more cases", f"race that confirms {fastest}"]
+    assert [s.spent_s for s in steps] == sorted(s.spent_s for s in steps)
+    assert all(s.left_s > 0 for s in steps)
+    assert len(waits) == 2 if confirmed else len(waits) > 2
+    assert all(0 < s <= 1.0 for s in waits)
+    assert waits == sorted(waits, reverse=True)
     assert held.winner.candidate == found.elites(0)[0], "whom the race chose is chance"
     assert held.winner.timing.disturbed is not confirmed
     (best,) = find_best(store, run=run.name)

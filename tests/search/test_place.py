@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+
 import pytest
 
 from evo.errors import DeviceError, EvoError
-from evo.search.place import choose_devices
+from evo.search.place import choose_devices, search_here
 from evo.targets import find_target
+from tests.ended import run_python
 
 
 @pytest.mark.parametrize(
@@ -36,3 +41,19 @@ def test_devices_of_several_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(find_target("cpu"), "devices", lambda: {"u0": "L4", "u1": "RTX 4090"})
     with pytest.raises(DeviceError, match="times of L4 and RTX 4090 do not compare"):
         choose_devices("cpu", "all")
+
+
+def test_a_second_search_on_the_cpu_is_warned_of_and_one_whose_process_has_ended_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    told = list[str]()
+    with search_here("cpu", told.append), search_here("cuda", told.append):
+        assert told == []
+        with search_here("cpu", told.append):
+            assert told == [f"another search on this CPU is running (pid {os.getpid()}): each disturbs the other's times"]
+    killed = "import os; from evo.search.place import search_here as s; s('cpu', print).__enter__(); os.abort()"
+    ended = run_python(tmp_path, "-c", killed, PYTHONPATH=str(Path(__file__).parents[2]))
+    assert (ended.returncode, ended.stdout) == (-signal.SIGABRT, "")
+    with search_here("cpu", told.append):
+        assert len(told) == 1
