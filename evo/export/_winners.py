@@ -79,8 +79,7 @@ def export_winners(
     format has no place for them, and what the exporter raises.
     """
     _check_alike(chosen, several=exporter.holds == "several")
-    runs = dict.fromkeys(c.run for c in chosen)
-    parts = [_request(store, run, [c for c in chosen if c.run == run], out) for run in runs]
+    parts = requests_of(store, chosen, out)
     if exporter.holds != "several":
         if archs:
             raise UsageError(f"--format {exporter.name} holds the code that was measured, and no other: leave out --arch")
@@ -93,6 +92,12 @@ def export_winners(
         for part in parts
     ]
     return exporter.export(*built), remarks_of(out)
+
+
+def requests_of(store: Store, chosen: Sequence[CandidateRecord], out: Path) -> list[ExportRequest]:
+    """A request for the winners of each run."""
+    runs = dict.fromkeys(c.run for c in chosen)
+    return [_request(store, run, [c for c in chosen if c.run == run], out) for run in runs]
 
 
 def _check_alike(chosen: Sequence[CandidateRecord], *, several: bool) -> None:
