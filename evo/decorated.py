@@ -127,7 +127,7 @@ class _Bound:
         places = sorted({f"{part.target} {part.arch}" for part in wanted})
         candidates = sorted(f"{part.target} {i.workload.key} {i.candidate}" for part in wanted for i in part.items)
         known = kernel.folder / "packages" / digest(__version__, *places)[:12]
-        folder = known / digest(*candidates)[:12]
+        folder = known / f"{kernel.name}_{digest(*candidates)[:12]}"
         if all(item.candidate == _DEFAULT for part in wanted for item in part.items):
             before = [path.parent for path in known.glob(f"*/{MANIFEST}")]
             folder = max(before, key=lambda path: path.stat().st_mtime, default=folder)

@@ -49,7 +49,6 @@ class Given:
 class Stated:
     """What the templates are told of such a function, beside what its source shows: in Python, or by target."""
 
-    file: str
     imports: tuple[str, ...]
     constants: tuple[str, ...]
     body: str
@@ -162,20 +161,25 @@ class Own:
     def _check_alike(self, gpu: Adopted, cpu: Adopted) -> None:
         one, other = ([(a.name, a.dtype if a.kind == "scalar" else "") for a in k.arguments] for k in (gpu, cpu))
         if (gpu.entry, one) != (cpu.entry, other):
-            raise self.fault(f"the source for the CPU has another {cpu.entry}(...) than the docstring's {gpu.entry}(...): both "
-                             "have one name, and parameters of the same names, order and types")
+            raise self.fault(
+                f"the source for the CPU has another {cpu.entry}(...) than the docstring's {gpu.entry}(...): give both one"
+                " name, and parameters of the same names, order and types"
+            )
 
     def _shaped(self, k: Adopted) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
         """The arguments of the entry point with their shapes, and the dimensions."""
         inputs = {a.name.removesuffix(BEFORE) for a in k.arguments if a.kind == "input"}
         numbers = {a.name: a.dtype for a in k.arguments if a.kind == "scalar"}
         if inputs != {*self.tensors}:
-            raise self.fault(f"its tensors are {', '.join(self.tensors)}, and the source reads {', '.join(sorted(inputs))}:"
-                             " give both the same names (a pointer to const is read)")
+            read = ", ".join(sorted(inputs)) or "none"
+            raise self.fault(
+                f"its tensors are {', '.join(self.tensors)}, and the source reads {read}: give both the same names (a pointer"
+                " to const is read)"
+            )
         floats = {n for n, dtype in numbers.items() if dtype == "float32"}
         if floats != {*self.options}:
-            told = (", ".join(sorted(names)) or "none" for names in (self.options, floats))
-            raise self.fault("its options with a default are {}, and the source's floats {}: give both the same names".format(*told))
+            own, theirs = (", ".join(sorted(names)) or "none" for names in (self.options, floats))
+            raise self.fault(f"its arguments with a default are {own}, and the source's floats {theirs}: give both the same")
         outputs = [a.name for a in k.arguments if a.kind == "output"]
         if self.returned and len(self.returned) != len(outputs):
             raise self.fault(f"its annotation has {len(self.returned)} results, and the source writes {', '.join(outputs)}")
@@ -185,8 +189,10 @@ class Own:
             shape = (*(sizes or ["n"]),)
             return tuple(replace(a, shape=shape) if a.kind != "scalar" else a for a in k.arguments), shape
         if missing := [n for n, shape in self.tensors.items() if shape is None]:
-            raise self.fault(f"the shape of {missing[0]} is not known: annotate each tensor with its dimensions, as in"
-                             f' {missing[0]}: "{" ".join(sizes) or "n"}"')
+            example = f'{missing[0]}: "{" ".join(sizes) or "n"}"'
+            raise self.fault(
+                f"the shape of {missing[0]} is not known: annotate each tensor with its dimensions, as in {example}"
+            )
         first = next(iter(self.tensors.values()))
         results = [shape or first for shape in self.returned] or [first] * len(outputs)
         shapes = {**self.tensors, **dict(zip(outputs, results, strict=True))}
@@ -194,7 +200,8 @@ class Own:
         for d in [*sizes, *(d for shape in results for d in shape or ())]:
             if d not in known:
                 raise self.fault(f"{d} is in the shape of no tensor that it takes: annotate these with their dimensions")
-        made = (replace(a, shape=shapes[a.name.removesuffix(BEFORE)]) if a.kind != "scalar" else a for a in k.arguments)
+        of_entry = {a.name: shapes.get(a.name.removesuffix(BEFORE)) or () for a in k.arguments}
+        made = (replace(a, shape=of_entry[a.name]) if a.kind != "scalar" else a for a in k.arguments)
         return tuple(made), tuple(known)
 
     def _launched(self, k: Adopted) -> Adopted:
@@ -209,9 +216,9 @@ class Own:
         default = {n: k.default[n] if k.default.get(n) in v else v[len(v) // 2] for n, v in parameters.items()}
         threads, tiles, axes = k.threads, k.tiles, k.axes
         if given.threads:
-            several = isinstance(given.threads, list | tuple)
-            parts = [_of_point(t, names) for t in given.threads] if several else [_of_point(given.threads, names)]
-            threads = f"({', '.join(parts)})" if several else parts[0]
+            several = (given.threads,) if isinstance(given.threads, int | str) else given.threads
+            parts = [_of_point(part, names) for part in several]
+            threads = f"({', '.join(parts)})" if len(parts) > 1 else parts[0]
         elif not threads and len(k.block) == 1:
             threads = k.block[0]
         elif not threads:
@@ -220,8 +227,10 @@ class Own:
             tiles = "".join(f'("{whole}", {_of_point(size, names)}), ' for whole, size in given.tiles).strip()
             axes = len(given.tiles) > 1
         if not tiles:
-            raise self.fault("its source does not show the grid: say how much of which dimension a block computes, as"
-                             f' tiles=(("{k.dimensions[0]}", 1),), and threads=, its threads')
+            raise self.fault(
+                "its source does not show the grid: say how much of which dimension a block computes, as"
+                f' tiles=(("{k.dimensions[0]}", 1),), and threads=, its threads'
+            )
         return replace(k, parameters=parameters, default=default, threads=threads, tiles=tiles, axes=axes)
 
     # -- the statement ------------------------------------------------------------------------------------------------
@@ -247,7 +256,6 @@ class Own:
         workloads = {t: self._of(t, self._given.workloads) or (f"{sizes},dtype={dtypes[t][0]}",) for t in found}
         imports, constants = self._used()
         return Stated(
-            file=self.file,
             imports=imports,
             constants=constants,
             body=self._body(),
@@ -288,6 +296,7 @@ class Own:
         outputs = {a.name: a.shape for a in k.arguments if a.kind == "output"}
         if all(shape is None for shape in self.tensors.values()):
             fits = {f"{n} has not the shape of {first}": f"{n}.shape == {first}.shape" for n in self.tensors if n != first}
+            fits |= {} if self._is_for_any_shape() else {f"{first} has not 1 axis": f"{first}.ndim == 1"}
             return {"sizes": {k.dimensions[0]: f"{first}.numel()"}, "fits": fits, "results": dict.fromkeys(outputs, first)}
         sizes, fits = dict[str, str](), dict[str, str]()
         for name, shape in self.tensors.items():
@@ -300,6 +309,21 @@ class Own:
         alike = {shape: name for name, shape in reversed(self.tensors.items())}
         results = {n: alike.get(s) or f"({', '.join(sizes[d] for d in s)},)" for n, s in outputs.items()}
         return {"sizes": sizes, "fits": fits, "results": results}
+
+    def _is_for_any_shape(self) -> bool:
+        """Whether the body gives for two axes what it gives for all their elements along one."""
+        import torch
+
+        given = [torch.arange(1.0, 7.0, dtype=torch.float64).roll(i) / 7 for i in range(len(self.tensors))]
+        try:
+            flat, shaped = (
+                self.function(**dict(zip(self.tensors, tensors, strict=True)))
+                for tensors in (given, [t.view(2, 3) for t in given])
+            )
+            pairs = zip(*((r,) if isinstance(r, torch.Tensor) else r for r in (flat, shaped)), strict=True)
+            return all(two.shape == (2, 3) and torch.equal(one, two.reshape(-1)) for one, two in pairs)
+        except Exception:  # it may be for other tensors
+            return False
 
     # -- the function's own text --------------------------------------------------------------------------------------
 
@@ -336,13 +360,17 @@ class Own:
                 line = f"from {place} import {value.__name__}"
                 imports.append(line if name == value.__name__ else f"{line} as {name}")
             else:
-                raise self.fault(f"its body uses {name} of {self.file}, and is written to a file of its own: write it into the"
-                                 " function, or import it from a module")
+                raise self.fault(
+                    f"its body uses {name} of {self.file}, and is written to a file of its own: write {name} into the"
+                    " function, or import it from a module"
+                )
         return tuple(sorted({*imports})), tuple(constants)
 
 
 def _dimensions(annotation: ast.expr | None) -> tuple[str, ...] | None:
-    """The dimensions that an annotation names; None where it is none of these."""
+    """The dimensions that an annotation names: "rows cols", or Annotated[Tensor, "rows cols"]; None where it is neither."""
+    if isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
+        annotation = annotation.slice.elts[-1]
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         words = re.split(r"[\s,]+", annotation.value.strip())
         return tuple(words) if all(w.isidentifier() for w in words) else None
