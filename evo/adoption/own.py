@@ -18,10 +18,13 @@ from evo.adoption import BEFORE, NOTATION, TARGET, Adopted, adopt
 from evo.adoption.folder import rendered
 from evo.errors import UsageError
 from evo.problem.kernel import DTYPE_BYTES, Argument
+from evo.problem.loading import own_notations
 from evo.problem.plain import read_source
 from evo.problem.space import Value
 
-CPU = "cpu"
+_PLAIN_CODE = next(n for n in own_notations() if n.plain and not n.declares_kernels)
+(CPU,) = _PLAIN_CODE.targets
+_FILES = {TARGET: f"{TARGET}{NOTATION.suffix}", CPU: f"{CPU}{_PLAIN_CODE.suffix}"}
 _CPU_VALUES: Mapping[str, tuple[Value, ...]] = {"threads": (), "chunk": (1024, 8192, 65536)}
 """Parameters that a source for the CPU has where it uses their names. Those of threads depend on the machine."""
 _SMALL = 1e-2
@@ -140,7 +143,7 @@ class Own:
         with tempfile.TemporaryDirectory(prefix="evo-own-") as folder:
             found = dict[str, Adopted]()
             for target, text in self.sources.items():
-                file = Path(folder, f"{target}{NOTATION.suffix if target == TARGET else '.cpp'}")
+                file = Path(folder, _FILES[target])
                 file.write_text(text, encoding="utf-8")
                 try:
                     found[target] = adopt(file, None, on_cpu=target == CPU)
@@ -154,7 +157,7 @@ class Own:
         if TARGET in found:
             k = self._launched(k)
         stated = self._stated(k, found)
-        sources = {f"{t}{NOTATION.suffix if t == TARGET else '.cpp'}": text + "\n" for t, text in self.sources.items()}
+        sources = {_FILES[target]: f"{text}\n" for target, text in self.sources.items()}
         facts = {"name": self.name, "file": "", "k": k, "own": stated}
         return {**rendered(facts, "kernel.py", "function.py"), **sources}
 
@@ -173,8 +176,8 @@ class Own:
         if inputs != {*self.tensors}:
             read = ", ".join(sorted(inputs)) or "none"
             raise self.fault(
-                f"its tensors are {', '.join(self.tensors)}, and the source reads {read}: give both the same names (a pointer"
-                " to const is read)"
+                f"its tensors are {', '.join(self.tensors)}, and the source reads {read}: give both the same names (a"
+                " pointer to const is read)"
             )
         floats = {n for n, dtype in numbers.items() if dtype == "float32"}
         if floats != {*self.options}:
