@@ -45,6 +45,9 @@ _TYPES = {
 _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
 _MASK = 1 << 26
 """From this on a number is no size."""
+_IN_C = re.compile(r'extern\s+"C"\s+void')
+BEFORE = "_before"
+"""What is put behind the name of an argument that is updated in place, for what it holds before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +91,10 @@ class Adopted:
         return "".join(f"{{% set {name} = {value} %}}\n" for name, value in given.items()) + linked
 
 
-def adopt(file: Path, entry: str | None) -> Adopted:
-    """The kernel of a file, or the one that `entry` names of several. Raises UsageError for a source that is no CUDA kernel
-    or does not compile, DeviceError without a compiler."""
+def adopt(file: Path, entry: str | None, *, on_cpu: bool = False) -> Adopted:
+    """The kernel of a file, or the one that `entry` names of several. on_cpu: it is C++, whose kernels are the functions
+    with extern "C", and is not compiled. Raises UsageError for a source that is no kernel or does not compile, DeviceError
+    without a compiler."""
     try:
         text, filled = text_of(file), dict[str, str | int]()
         if re.search(r"\{\{|\{%", text):
@@ -98,7 +102,7 @@ def adopt(file: Path, entry: str | None) -> Adopted:
     except (TemplateError, jinja2.TemplateError) as error:
         what = f"{file} is no Jinja template: " if isinstance(error, jinja2.TemplateError) else ""
         raise UsageError(f"--cu {what}{error}") from None
-    source = read_source(text)
+    source = read_source(_IN_C.sub("__global__ void", text) if on_cpu else text)
     known = list(source.entry_points)
     if not known:
         raise UsageError(f"--cu {file} has no entry point: a kernel is a function declared __global__ void NAME(...)")
@@ -106,7 +110,7 @@ def adopt(file: Path, entry: str | None) -> Adopted:
         raise UsageError(f"--cu {file} has several entry points: choose one with --entry, of {', '.join(known)}")
     if entry is not None and entry not in known:
         raise UnknownNameError(f"entry point of {file}", entry, known)
-    return _Reading(file, source, source.entry_points[entry or known[0]], filled).adopted()
+    return _Reading(file, source, source.entry_points[entry or known[0]], filled, on_cpu).adopted()
 
 
 def _rendered(text: str) -> tuple[str, dict[str, str | int]]:
@@ -120,8 +124,10 @@ def _rendered(text: str) -> tuple[str, dict[str, str | int]]:
 class _Reading:
     """One kernel of a file."""
 
-    def __init__(self, file: Path, source: PlainSource, entry: EntryPoint, filled: Mapping[str, str | int]) -> None:
-        self._file, self._whole, self._filled = file, source, filled
+    def __init__(
+        self, file: Path, source: PlainSource, entry: EntryPoint, filled: Mapping[str, str | int], on_cpu: bool
+    ) -> None:
+        self._file, self._whole, self._filled, self._on_cpu = file, source, filled, on_cpu
         self._part, self._left_out = source.part(entry.name, file.parent)
         self._entry = self._part.entry_points[entry.name]
         self._types = self._of_templates()
@@ -139,7 +145,7 @@ class _Reading:
                 f"{self._file}: {self._entry.name} writes to none of its arguments: it has no result to search by"
             )
         choices, numbers = self._choices()
-        headers = self._compile(choices, numbers, unsure)
+        headers = () if self._on_cpu else self._compile(choices, numbers, unsure)
         scalars = [a.name for a in arguments if a.kind == "scalar" and a.dtype in ("int32", "int64")]
         dimensions = [*scalars, *numbers] or ["n"]
         geometry = geometry_of(self._whole, self._entry, [*scalars, *numbers], choices)
@@ -213,7 +219,7 @@ class _Reading:
             unsure.append(f"what {name} holds before a call, to which the kernel adds: zeros, or an input")
             yield Argument(name=name, kind="output", dtype=dtype, initial="zeros")
         else:
-            before = f"{name}_before"
+            before = f"{name}{BEFORE}"
             yield Argument(name=name, kind="output", dtype=dtype, initial=before)
             yield Argument(name=before, kind="input", dtype=dtype)
 

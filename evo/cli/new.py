@@ -1,18 +1,17 @@
 """evo new: the folder of a new kernel, small and complete, or made around an existing CUDA source."""
 
 import os
-from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from evo.adoption import ARCH, NOTATION, TARGET, adopt
+from evo.adoption.folder import rendered
 from evo.cli.options import Json, answer
 from evo.errors import UsageError
-from evo.problem.loading import UNFILLED, kernel_names, own_notations, unfilled
+from evo.problem.loading import kernel_names, own_notations, unfilled
 from evo.problem.plain import text_of
-from evo.problem.render import template_environment
 from evo.report.terminal import Terminal
 from evo.targets import answers
 
@@ -39,17 +38,14 @@ def new(
         what = "--entry names a function of" if entry is not None else "--copy copies"
         raise UsageError(f"{what} the file given with --cu, which is missing")
     adopted = adopt(cu, entry) if cu is not None else None
-    environment = template_environment(_STARTER.parent)
-    environment.filters["literal"] = lambda value: repr(value).replace("'", '"')
-    environment.filters["python"] = lambda name: f"{name}_" if iskeyword(name) else name
-    facts = {"name": name, "file": cu and cu.name, "mark": UNFILLED, "k": adopted}
-    files = {file: environment.get_template(f"_{file}.j2").render(facts) for file in ("kernel.py", "function.py")}
+    facts = {"name": name, "file": cu and cu.name, "k": adopted}
+    files = rendered(facts, "kernel.py", "function.py")
     links = dict[str, Path]()
     if cu is not None and adopted is not None:
         links = {_TEMPLATE: cu, **{header: cu.parent / header for header in adopted.headers}}
         if adopted.variables:
             files[f"{_TEMPLATE}.j2"] = adopted.as_template(text_of(links.pop(_TEMPLATE)))
-        files["cpu.cpp"] = environment.get_template("_cpu.cpp.j2").render(facts)
+        files |= rendered(facts, "cpu.cpp")
     else:
         starters = [(n.targets[0], path) for n in own_notations() if (path := _STARTER.with_suffix(n.suffix)).is_file()]
         files |= {f"{target}{path.suffix}": path.read_text() for target, path in starters}
