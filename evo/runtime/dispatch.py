@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.backends.cuda import cudnn_sdp_enabled, flash_sdp_enabled, math_sdp_enabled, mem_efficient_sdp_enabled
@@ -16,7 +16,7 @@ from torch.backends.cuda import cudnn_sdp_enabled, flash_sdp_enabled, math_sdp_e
 from . import cpu, cuda
 from .choice import CLOSE, EXACT, FAR, Family, Member, bucket_of, in_order, is_measured, member_of, members_of
 from .driver import driver_version
-from .jit import Jit
+from .jit import Compiling, Jit
 from .manifest import MANIFEST
 from .package import (
     Busy,
@@ -44,8 +44,12 @@ _BUSY = "this machine is too busy to race a variant with it"
 _RACES = 6
 """Races at one problem that a busy machine may spoil. Calls are left to PyTorch for 1 s, 2 s, 4 s, ... until the next one is
 held; after the last one for the rest of this process."""
+_PATIENCE_S: dict[str, float | None] = {"cuda": 1.5, "cpu": None}
+"""What the first call of its kind waits for variants to be compiled; until that is done, the next are PyTorch's."""
 _MOST_ENTRIES = 4096
 """Largest number of entries in a table; the oldest goes first."""
+
+_Found = TypeVar("_Found")
 
 
 class Dispatch(Table):
@@ -77,12 +81,12 @@ class Dispatch(Table):
             os.register_at_fork(after_in_child=self._after_fork)
 
     def __missing__(self, key: tuple[Any, ...]) -> Call | str:
-        if self._jit.busy:  # it takes long, and what is tried then may ask, too
+        if self._jit.busy:  # what is tried then may ask, too
             return "a variant is being compiled or raced"
         with self._lock:
             found: Call | str
             try:
-                found = self._find(key)
+                found = self._awaited(lambda: self._find(key), self._patience_s(key[0]))
             except Unavailable as reason:
                 found = str(reason)
             except Busy as reason:
@@ -154,7 +158,7 @@ class Dispatch(Table):
             if not in_order([variant], device):
                 return f"it is for {variant.arch}, and the first GPU here is not"
             with self._lock:
-                self._load(variant, device)
+                self._awaited(lambda: self._load(variant, device))
         except (Unavailable, Busy) as reason:
             return str(reason)
         return ""
@@ -166,7 +170,7 @@ class Dispatch(Table):
         builds = [v for v in self.package.variants if v.tuned_as(variant)]
         with suppress(Unavailable, Busy), self._lock:
             device = _device_of(variant)
-            return self._first(in_order(builds, device), device).variant.index
+            return self._awaited(lambda: self._first(in_order(builds, device), device)).variant.index
         return index
 
     def family(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -200,6 +204,23 @@ class Dispatch(Table):
                 return str(variant), variant.index, loaded.described()
             refused = refused or loaded
         return refused, -1, None
+
+    def _patience_s(self, device: int) -> float | None:
+        return _PATIENCE_S["cpu" if device < 0 else "cuda"] if self._only is None else None
+
+    def _awaited(self, work: Callable[[], _Found], seconds: float | None = None) -> _Found:
+        """What `work` gives once what it has compiled is. Raises Busy where that takes longer, or earlier calls began it."""
+        began, before = time.monotonic(), self._jit.begun
+        while True:
+            try:
+                return work()
+            except Compiling as reason:
+                if seconds is None:
+                    self._jit.wait(reason.work, None)
+                    continue
+                left = max(0.0, began + seconds - time.monotonic())
+                if self._jit.begun == before or not self._jit.wait(reason.work, left):
+                    raise
 
     def _find(self, key: tuple[Any, ...]) -> Call:
         """Raises Unavailable; Busy."""
@@ -256,13 +277,19 @@ class Dispatch(Table):
             spoilt, next_s = self._spoilt.get(bucket, (0, 0.0))
             if time.monotonic() < next_s:
                 raise Busy(_BUSY)
-            contenders: list[Loaded] = []
+            contenders, compiling = list[Loaded](), list[Compiling]()
             for member in nearest:
-                with suppress(Unavailable):
+                try:
                     loaded = self._first(member.builds, device)
                     contenders += [loaded] if loaded not in contenders else []
-                if len(contenders) == _RACING:
+                except Unavailable:
+                    continue
+                except Compiling as going_on:  # all of them at the same time
+                    compiling.append(going_on)
+                if len(contenders) + len(compiling) == _RACING:
                     break
+            if compiling:
+                raise compiling[0]
             if not contenders:
                 return nearest[0]  # of which the reason is told
             self._jit.busy = True  # other threads do not wait
@@ -397,7 +424,8 @@ class Dispatch(Table):
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()  # whoever held it is not in this process
-        self._jit.busy, self._forked = False, True
+        self._jit.forget()
+        self._forked = True
         for native in self.natives:
             native.after_fork()
         self.clear()

@@ -8,9 +8,11 @@ stands. See evo/export/module.py, which writes what is read here.
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Semaphore, local
 from typing import Any
 
 import torch
@@ -18,8 +20,8 @@ import torch
 from . import cpu, cuda, nvrtc
 from .choice import factors, rank
 from .driver import driver_version
-from .package import Package, Unavailable, Variant, digest, keep, kept
-from .trial import Loaded, aside, try_out
+from .package import Busy, Package, Unavailable, Variant, digest, keep, kept
+from .trial import Loaded, apart, try_out
 
 _MOST_SIZES = 128
 """Largest number of sizes that one process compiles, since programs whose sizes never repeat would compile for ever."""
@@ -29,6 +31,18 @@ _SAID_AFTER_S = 1.0
 """A pause that a user may wonder about is told on stderr."""
 _ONLY_IF_NEAR = 2.0
 """Doublings by which a variant may be farther from a size than a general source is."""
+_AT_ONCE = 2
+"""Variants that are compiled at the same time: those that a race is between."""
+_compiling = local()
+"""`here`: whether this thread compiles, so that what it calls does not wait for it."""
+
+
+class Compiling(Busy):
+    """A variant is being compiled, which `work` ends."""
+
+    def __init__(self, work: Future[Loaded]) -> None:
+        super().__init__("a variant for it is being compiled beside the calls, once on this machine")
+        self.work = work
 
 
 class Jit:
@@ -39,8 +53,16 @@ class Jit:
         self._bases = [(v, 0.0) for v in package.variants if v.record.get("jit")]
         self._bases += [(Variant(package, -1, record), _ONLY_IF_NEAR) for record in package.manifest["general"]]
         self._sizes = 0
+        self.begun = 0
+        """Number of compilations begun."""
         self.busy = False
-        """Whether something is being compiled or tried."""
+        """Whether a call waits for one, or a race is held."""
+        self.forget()
+
+    def forget(self) -> None:
+        """In the child of a fork, where no thread goes on with what was begun."""
+        self._work, self._free, self.busy = dict[tuple[Variant, int], Future[Loaded]](), Semaphore(_AT_ONCE), False
+        self._streams = dict[int, torch.cuda.Stream]()
 
     def fallbacks(
         self, device: int, dtype: str, sizes: Mapping[str, int], prefer_more: bool = False
@@ -63,15 +85,42 @@ class Jit:
         return (preferred or found)[:_MOST_ATTEMPTS]
 
     def compiled(self, variant: Variant, device: int) -> Loaded:
-        """Compiled, tried and kept; or what was kept before. Raises Unavailable."""
-        self.busy = True
+        """Compiled, tried and kept; or what was kept before. Raises Unavailable; Compiling while that goes on beside the
+        caller, in a thread and on a stream of its own."""
+        key = variant, device
+        if (work := self._work.get(key)) is None:
+            if getattr(_compiling, "here", False):
+                raise Busy("a variant is being compiled")
+            thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evo-jit")
+            try:
+                work = self._work[key] = thread.submit(self._beside, variant, device, torch.get_num_threads())
+            except RuntimeError as error:  # the process ends
+                raise Unavailable(f"it cannot be compiled on this machine now: {error}") from None
+            thread.shutdown(wait=False)
+            self.begun += 1
+        if not work.done():
+            raise Compiling(work)
+        del self._work[key]
         try:
-            return aside(device, lambda place: self._compiled(variant, device, place))
+            return work.result()
         except Exception as error:  # whatever it is, the call is PyTorch's
             told = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
             raise Unavailable(f"compiling it on this machine fails: {told.partition(chr(10))[0]}") from error
+
+    def wait(self, work: Future[Loaded], seconds: float | None) -> bool:
+        """Whether it is over, which is waited for so long."""
+        self.busy = True
+        try:
+            return bool(wait([work], seconds).done)
         finally:
             self.busy = False
+
+    def _beside(self, variant: Variant, device: int, threads: int) -> Loaded:
+        _compiling.here = True
+        with self._free:
+            if device >= 0 and device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)
+            return apart(device, self._streams.get(device), threads, lambda place: self._compiled(variant, device, place))
 
     def _compiled(self, variant: Variant, device: int, place: torch.device) -> Loaded:
         started, package, recipe = time.monotonic(), self._package, variant.record["recipe"]

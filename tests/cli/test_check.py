@@ -147,8 +147,8 @@ def test_what_a_check_waits_for_is_said_on_stderr_once_it_takes_long(
     assert captured.out == ""
     assert captured.err == (
         "evo: 3 of 18 branches done\n"
-        f"evo: 3 of 18 branches done; waiting for {OWN} with mode=honest: in the gate for 4 s; ended if there is no result"
-        " within 26 s more\n"
+        f"evo: 3 of 18 branches done; waiting for {OWN} with mode=honest: in the gate for 4 s; without a result it is"
+        " ended in 26 s\n"
     )
 
 

@@ -68,6 +68,27 @@ def test_a_long_compilation_is_said(
     assert "compiling variant 0 " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("launcher", ["Python", "native"])
+def test_calls_are_pytorchs_while_a_variant_is_compiled_beside_them_and_then_that_ones(
+    exported_attention: Path, use: Importer, natively: Importer, raced: object, cache: Path, tmp_path: Path,
+    compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, launcher: str,
+) -> None:  # fmt: skip
+    attention, go, args = (natively if launcher == "native" else use)(exported_attention), tmp_path / "go", qkv(32)
+    monkeypatch.setitem(importlib.import_module(f"{attention.__name__}.runtime.dispatch")._PATIENCE_S, "cpu", 0.0)
+    compiler(f"while [ ! -e {go} ]; do sleep 0.02; done")
+    attention.also_serve(untuned=True)
+    for _ in range(3):
+        assert "compiled beside the calls" in attention.explain(*args)
+        assert torch.equal(attention.scaled_dot_product_attention(*args), torchs(*args))
+    assert attention.explain(*qkv(64)).startswith("variant")  # others are served meanwhile
+    go.touch()
+    (work,) = attention.frontend.DISPATCH._jit._work.values()
+    work.result(60)
+    way = served(attention, 32)
+    assert f"{launcher} launcher" in way
+    assert "compiled here for head_dim=32" in way
+
+
 def test_the_callers_settings_neither_disturb_the_trial_nor_are_disturbed(attention: ModuleType, cache: Path) -> None:
     attention.also_serve(untuned=True)
     args = qkv(32)
