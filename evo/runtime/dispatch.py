@@ -71,6 +71,8 @@ class Dispatch(Table):
         """Who has won a race, by what the problems have in common of which one race decides for all (`_bucket`)."""
         self._spoilt: dict[tuple[Any, ...], tuple[int, float]] = {}
         """How many races a busy machine has spoilt, and when (`time.monotonic`) the next may be held, by the same."""
+        self._compiling: dict[tuple[Any, ...], Compiling] = {}
+        """What the answer for a problem waits for."""
         self._loaded: dict[tuple[int, int], Loaded | str] = {}
         self._only: int | None = None
         self._untuned: bool | None = None
@@ -83,6 +85,8 @@ class Dispatch(Table):
     def __missing__(self, key: tuple[Any, ...]) -> Call | str:
         if self._jit.busy:  # what is tried then may ask, too
             return "a variant is being compiled or raced"
+        if (going_on := self._compiling.get(key)) is not None and not going_on.work.done():
+            return str(going_on)
         with self._lock:
             found: Call | str
             try:
@@ -90,6 +94,8 @@ class Dispatch(Table):
             except Unavailable as reason:
                 found = str(reason)
             except Busy as reason:
+                if isinstance(reason, Compiling):
+                    _remember(self._compiling, key, reason)
                 return str(reason)
             _remember(self, key, found)
             return found
@@ -97,6 +103,7 @@ class Dispatch(Table):
     def clear(self) -> None:
         super().clear()
         self._families.clear()
+        self._compiling.clear()
         self._raced.clear()
         self._spoilt.clear()
         for native in self.natives:
