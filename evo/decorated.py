@@ -43,14 +43,16 @@ class Decorated(Protocol):
     """A function whose calls the kernel serves, if a variant is for them; its own body does the others.
 
     search: as `evo.search`, of this kernel. export: writes a package that stands alone to a folder. build: builds the native
-    launcher, which makes calls cheaper. explain: which way a call of these arguments takes. folder: that of the kernel, as
-    commands take it. db: of each of these, the database whose winners are meant.
+    launcher, which makes calls cheaper. explain: which way a call of these arguments takes. also_serve: what else the kernel
+    serves, as that of a package: with slower=True, also what PyTorch does faster. folder: that of the kernel, as commands
+    take it. db: of each of these, the database whose winners are meant.
     """
 
     search: Callable[..., Run]
     export: Callable[..., list[Path]]
     build: Callable[[], Path]
     explain: Callable[..., str]
+    also_serve: Callable[..., None]
     folder: Callable[[], Path]
 
     def __call__(self, *arguments: Any, **named: Any) -> Any: ...
@@ -92,12 +94,13 @@ class _Bound:
     def __init__(self, own: Own, db: str) -> None:
         self._own, self._db, self._lock = own, db, threading.Lock()
         self._package: ModuleType | None = None
+        self._also: dict[str, bool] = {}
         # Plain text, so that a call costs no more than one call of a function of Python's.
         self._names: dict[str, Any] = {"_serve": self._first}
         text = f"def {own.function.__name__}({own.declared}):\n    return _serve({own.passed})"
         exec(compile(text, f"<evo.kernel of {own.file}>", "exec"), self._names)
         self.served: Any = update_wrapper(self._names[own.function.__name__], own.function)
-        for name in ("search", "export", "build", "explain", "folder"):
+        for name in ("search", "export", "build", "explain", "also_serve", "folder"):
             setattr(self.served, name, getattr(self, name))
 
     def _first(self, *arguments: Any, **named: Any) -> Any:
@@ -141,6 +144,7 @@ class _Bound:
         assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        module.also_serve(**self._also)
         return module
 
     def _requests(self, kernel: Kernel, out: Path, db: str) -> list[ExportRequest]:
@@ -226,3 +230,10 @@ class _Bound:
             return "PyTorch: the body, since there is no package for this machine"
         found: str = self._package.explain(*arguments, **named)
         return found
+
+    def also_serve(self, **which: bool) -> None:
+        """As that of a package, and of those that later searches lead to."""
+        self._also |= which
+        self._bind()
+        if self._package is not None:
+            self._package.also_serve(**which)

@@ -124,6 +124,27 @@ def test_a_body_serves_what_no_device_here_is_for_and_says_so_once(capfd: pytest
     assert bias_gelu.explain(x, x[0]).startswith("PyTorch")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("function", [add, bias_gelu, rmsnorm], ids=lambda f: f.__name__)
+def test_short_functions_are_searched_called_by_both_launchers_and_exported(function: Any, tmp_path: Path) -> None:
+    x = torch.randn(257, 1024, device="cuda")
+    args, body = {add: (x, x[:1] * x)}.get(function, (x, x[0].clone())), inspect.unwrap(function)
+    function.also_serve(slower=True)
+    torch.testing.assert_close(function(*args), body(*args))  # the default, compiled here
+    assert function.explain(*args).startswith("variant")
+    run = function.search(evaluations=6, finalists=1, progress=False, name=function.__name__)
+    assert [b.unconfirmed for b in run.best()] == [False]
+    for launcher in ("Python launcher", "native launcher"):
+        torch.testing.assert_close(function(*args), body(*args))
+        way = function.explain(*args)
+        assert way.startswith("variant"), way
+        assert way.endswith(launcher)
+        function.build()
+    function.export("alone")
+    checked = run_python(tmp_path, "-m", "alone", "check")
+    assert re.search(r"right: \d+ cases on it", checked.stdout), checked
+
+
 def defined(text: str, name: str = "f") -> Callable[..., Any]:
     """A function of a notebook's cell."""
     file = f"<cell {next(_cells)}>"
@@ -155,6 +176,8 @@ def test_a_cell_is_searched_called_from_threads_and_exported(
     scale = defined(SCALE, "scale")
     assert list(inspect.signature(scale).parameters) == ["x", "by"]
     x, found = torch.randn(3, 20011), list[Any]()
+    scale.also_serve(measure=False, slower=True)
+    assert scale.explain(x).startswith("variant")
     callers = [threading.Thread(target=lambda: found.append(scale(x, by=3.0))) for _ in range(4)]
     for caller in callers:
         caller.start()
