@@ -10,12 +10,15 @@ from pathlib import Path
 import jinja2
 from jinja2.meta import find_undeclared_variables
 
+from evo.adoption.folder import as_python
 from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, bounds_of, geometry_of, in_python
 from evo.adoption.roles import Role, roles_of
 from evo.errors import CompileError, TemplateError, UnknownNameError, UsageError, error_line
+from evo.problem.constants import as_parameters, host_filled
+from evo.problem.fill import fill_plain
 from evo.problem.kernel import DTYPE_BYTES, Argument
 from evo.problem.loading import own_notations
-from evo.problem.plain import EntryPoint, Parameter, PlainSource, fill_plain, read_source, text_of
+from evo.problem.plain import NAME, EntryPoint, Parameter, PlainSource, read_source, text_of
 from evo.problem.render import Source, template_environment
 from evo.problem.space import Value
 from evo.targets import compile_source, find_target
@@ -83,6 +86,15 @@ class Adopted:
         begun = {a.initial for a in self.arguments}
         return tuple(a for a in self.arguments if a.name not in begun)
 
+    def place_of(self, dimension: str) -> str:
+        """Where a call's inputs show a dimension, in Python; guessed where their shapes are not known."""
+        inputs = [a for a in self.arguments if a.kind == "input"]
+        if len(self.dimensions) > 1:
+            shown = ((a.name, a.shape.index(dimension)) for a in inputs if dimension in a.shape)
+            name, axis = next(shown, (inputs[0].name if inputs else "", self.dimensions.index(dimension)))
+            return f"{as_python(name)}.shape[{axis}]"
+        return f"{as_python(inputs[0].name) if inputs else ''}.numel()"
+
     def as_template(self, text: str) -> str:
         """A Jinja template of somebody's as one of ours: its variables are parameters, or the type of the elements."""
         tensor = next(a.name for a in self.arguments if a.kind != "scalar")
@@ -130,13 +142,26 @@ class _Reading:
         self._file, self._whole, self._filled, self._on_cpu = file, source, filled, on_cpu
         self._part, self._left_out = source.part(entry.name, file.parent)
         self._entry = self._part.entry_points[entry.name]
+        self._constants = {c.name: c.sizes for c in host_filled(source, self._part)}
+        if self._constants and filled:
+            raise UsageError(
+                f"--cu {file}: nothing fills __constant__ {', '.join(self._constants)} of a Jinja template: make it a"
+                f" parameter of {entry.name}"
+            )
+        names = [*(p.name for p in self._entry.parameters), *self._constants]
+        try:
+            self._handed = as_parameters(file, source, self._part, entry.name, names)
+        except TemplateError as error:
+            raise UsageError(f"--cu {error}") from None
+        taken = self._handed.entry_points[entry.name].parameters
+        self._parameters = [p._replace(pointers=min(p.pointers, 1)) if p.name in self._constants else p for p in taken]
         self._types = self._of_templates()
         self._guessed = {name: value for name, value in filled.items() if isinstance(value, int)}
 
     def adopted(self) -> Adopted:
-        roles = roles_of(self._part, self._entry)
+        roles = roles_of(self._handed, self._handed.entry_points[self._entry.name])
         arguments, unsure = list[Argument](), list[str]()
-        for p in self._entry.parameters:
+        for p in self._parameters:
             arguments += self._arguments(p, roles.get(p.name), unsure)
         begun = {a.initial for a in arguments}
         arguments.sort(key=lambda a: a.name in begun)  # these are no parameters
@@ -155,15 +180,16 @@ class _Reading:
         dtypes = self._types or (dtype,)
         shape = tuple(dimensions) if len(dimensions) == 1 else ()
         unknown = [a.name for a in tensors if not a.dtype]
-        questions = [f"the shapes of {', '.join(a.name for a in tensors)} in the dimensions {', '.join(dimensions)}"]
-        if shape and scalars and not unknown:
-            questions = []
+        shapes = {a.name: self._shape(a.name, dimensions) if a.name in self._constants else shape for a in tensors}
+        asked = [n for n in shapes if not shapes[n] or (n not in self._constants and (unknown or not scalars))]
+        questions = [f"the shapes of {', '.join(asked)} in the dimensions {', '.join(dimensions)}"] if asked else []
         questions += [f"the dtype of {', '.join(unknown)}"] if unknown else []
         return Adopted(
             entry=self._entry.name,
             dtypes=dtypes,
             arguments=tuple(
-                replace(a, shape=shape, dtype="problem" if a.dtype in ("", *dtypes) else a.dtype) if a in tensors else a
+                replace(a, shape=shapes[a.name], dtype="problem" if a.dtype in ("", *dtypes) else a.dtype)
+                if a.name in shapes else a
                 for a in arguments
             ),
             dimensions=tuple(dimensions),
@@ -223,14 +249,32 @@ class _Reading:
             yield Argument(name=name, kind="output", dtype=dtype, initial=before)
             yield Argument(name=before, kind="input", dtype=dtype)
 
+    def _of_constants(self) -> set[str]:
+        """Names that the sizes of constants are made of, which are no choices."""
+        values = {d.name: d.value for d in self._part.definitions}
+        found, waiting = set[str](), [n for sizes in self._constants.values() for n in NAME.findall(" ".join(sizes))]
+        while waiting:
+            if (name := waiting.pop()) not in found:
+                found.add(name)
+                waiting += NAME.findall(values.get(name, ""))
+        return found
+
+    def _shape(self, name: str, dimensions: Collection[str]) -> tuple[str, ...]:
+        """Of a constant, in dimensions; empty where its sizes are no such, or their order is not seen."""
+        sizes = self._constants[name]
+        factors = tuple(factor.strip(" ()") for size in sizes for factor in size.split("*"))
+        is_seen = len(factors) == len(sizes) or len({*factors}) == 1
+        return factors if is_seen and {*factors} <= {*dimensions} else ()
+
     # -- choices ------------------------------------------------------------------------------------------------------
 
     def _choices(self) -> tuple[dict[str, tuple[Value, ...]], dict[str, int]]:
         """What is to be searched, and sizes of the problem that are macros: a large number, or one with a single letter as
         its name, or that the place of a thread is compared with, is rather a size than a choice."""
         bounds = bounds_of(self._part, self._entry, [d.name for d in self._part.definitions])
-        used, asked = self._part.uses, self._part.asked(self._entry.name)
+        used, asked = self._handed.uses, self._part.asked(self._entry.name)
         defined = {d.name for d in self._part.definitions}
+        bounds |= self._of_constants()
         found, sizes = {name: values_around(name, value) for name, value in self._guessed.items()}, dict[str, int]()
         for d in self._part.definitions:
             number = _number(d.value)
@@ -259,16 +303,17 @@ class _Reading:
         return wanted if wanted in values else values[0]
 
     def _compile(
-        self, choices: dict[str, tuple[Value, ...]], sizes: Mapping[str, int], unsure: list[str]
+        self, choices: dict[str, tuple[Value, ...]], sizes: dict[str, int], unsure: list[str]
     ) -> tuple[str, ...]:
         """Adds choices for names that nothing defines, and gives the file's own headers. Raises UsageError if it does not
         compile, unless values that were guessed may be why."""
         undefined = {name: self._guessed[name] for name in choices if name in self._guessed}
-        types = {p.name: NOTATION.types[self._types[0]] for p in self._entry.parameters if self._types and p.pointers}
+        types = {p.name: NOTATION.types[self._types[0]] for p in self._parameters if self._types and p.pointers}
+        names = [p.name for p in self._parameters]
         while True:
             values = {name: self._default(name, values) for name, values in choices.items()} | {**sizes}
             try:
-                text = fill_plain(self._file, self._entry.name, values, types, (), True, self._whole.bytes.decode())
+                text = fill_plain(self._file, self._entry.name, values, types, (), True, self._whole.bytes.decode(), names)
                 folders = (str(self._file.resolve().parent),)
                 name = self._entry.name
                 source = Source(text=text, target=TARGET, language=NOTATION.name, entry=name, include_dirs=folders)
@@ -287,7 +332,8 @@ class _Reading:
                         " code, without the headers of the C++ library)"
                     ) from None
                 undefined |= {name: _guess(name, {*more, *choices}) for name in sorted(more)}
-                choices |= {name: values_around(name, undefined[name]) for name in sorted(more)}
+                sizes |= {name: undefined[name] for name in sorted(more & self._of_constants())}
+                choices |= {name: values_around(name, undefined[name]) for name in sorted(more - sizes.keys())}
                 self._guessed |= undefined
 
     # -- the launch ---------------------------------------------------------------------------------------------------

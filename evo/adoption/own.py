@@ -212,7 +212,7 @@ class Own:
         given, names = self._given, {*self._given.space, *k.parameters}
         parameters = {n: v for n, v in k.parameters.items() if n not in given.space and n not in k.dimensions}
         source = read_source(self.sources[TARGET])
-        asked = {n for n in given.space if {n, n.upper(), n.lower()} & source.uses} | {
+        asked = {n for n in given.space if source.spelled(n)} | {
             n for n in given.space if re.search(rf"\b{n}\b", f"{given.threads} {given.tiles} {k.threads} {k.tiles}")
         } | {n for n in given.space if CPU not in self.sources}
         parameters |= {n: tuple(v) for n, v in given.space.items() if n in asked}
@@ -236,16 +236,16 @@ class Own:
     # -- the statement ------------------------------------------------------------------------------------------------
 
     def _stated(self, k: Adopted, found: Mapping[str, Adopted]) -> Stated:
-        uses = {target: read_source(text).uses for target, text in self.sources.items()}
+        sources = {target: read_source(text) for target, text in self.sources.items()}
         scalars = {a.name for a in k.arguments if a.kind == "scalar"}
-        fixed = {t: tuple(d for d in k.dimensions if d not in scalars and d in uses[t]) for t in found}
+        fixed = {t: tuple(d for d in k.dimensions if d not in scalars and sources[t].spelled(d)) for t in found}
         spaces, cpu_default = dict[str, Mapping[str, tuple[Value, ...]]](), dict[str, Value | None]()
         if TARGET in found:
             spaces[TARGET] = k.parameters
         if CPU in found:
             own = {n: v for n, v in found[CPU].parameters.items() if n not in k.dimensions}
-            own |= {n: v for n, v in _CPU_VALUES.items() if n in uses[CPU]}
-            own |= {n: tuple(v) for n, v in self._given.space.items() if {n, n.upper(), n.lower()} & uses[CPU]}
+            own |= {n: v for n, v in _CPU_VALUES.items() if sources[CPU].spelled(n)}
+            own |= {n: tuple(v) for n, v in self._given.space.items() if sources[CPU].spelled(n)}
             spaces[CPU] = own
             known = found[CPU].default
             cpu_default = {n: (known[n] if known.get(n) in v else v[len(v) // 2]) if v else None for n, v in own.items()}

@@ -29,7 +29,7 @@ from evo.job.values import draw_seed, parse_legal
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
-from evo.measure.cases import count_kinds, is_case_text, parse_case
+from evo.measure.cases import count_kinds, is_case_text, parse_case, required_cases
 from evo.problem.genome import Genome
 from evo.problem.loading import find_kernel, load_function, names_near, recorded_kernel
 from evo.problem.render import unread_parameters
@@ -37,7 +37,7 @@ from evo.report.progress import CheckLines
 from evo.report.terminal import Terminal, brief_workload, make_console, notice, short_workload, time_cells, unless_busy
 from evo.report.text import counted, lacks, short
 from evo.sanitize import choose_tools
-from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of, cost_faults
+from evo.search.check import Checked, check_candidate, check_kernel, check_samples, check_workloads_of, cost_faults
 from evo.search.place import Place, open_workers
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
@@ -65,11 +65,14 @@ def check(
         list[str] | None, typer.Option(help="Case to gate on, too, written as in a refusal; repeat for more.")
     ] = None,
     compile_only: Annotated[bool, typer.Option(help="Compile only; run nothing.")] = False,
+    samples: Annotated[
+        int, typer.Option(help="Number of other points to compile: ends of each parameter, and random ones.", min=0)
+    ] = 12,
     trust: Trust = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
-    """Compile every structural branch of a kernel's template, and gate and time those that can run here; or a candidate
+    """Compile every structural branch of a template and samples of its space, gate and time the branches; or a candidate
     anew; or all that a tuned file has, beside PyTorch."""
     drawn = draw_seed(seed)
     if kernel.endswith(".toml"):
@@ -106,19 +109,26 @@ def check(
             random_cases=cases,
             observe=None if json else CheckLines("branches"),
         )
+        told = None if json else CheckLines("other points")
+        sampled = check_samples(task, samples, told) if branches[0].build.binary else []
     unread, points = list[str](), [(b.workload, b.genome) for b in branches]
     if all(b.build.binary for b in branches):  # else the compiler tells what the template lacks
         unread = unread_parameters(problem, target, find_target(target).limits(arch), points)
     kinds = {w.key: count_kinds(problem, target, w) for w in (*own, *near)}
+    gated = {w.key: len((*problem.cases(target, w), *required_cases(problem, target, w))) for w in (*own, *near)}
     record = {
         "kernel": problem.name,
         "arch": arch,
         "seed": drawn,
         "faults": cost_faults(problem, (*own, *near)),
-        "kinds": {key: {"counts": of, "missing": [kind for kind, n in of.items() if not n]} for key, of in kinds.items()},
+        "kinds": {
+            key: {"counts": of, "missing": [kind for kind, n in of.items() if not n], "cases": gated[key]}
+            for key, of in kinds.items()
+        },
         "compiled_only": why_not,
         "unread": unread,
         "branches": [_branch_record(b) for b in branches],
+        "samples": [_branch_record(b) | {"faults": faults} for b, faults in sampled],
         "not_timed": [{"workload": w.key, "reason": reason} for w, reason in not_timed.items()],
     }
     answer(json, record, _print_branches, shlex.join(["evo", "check", kernel, "--target", target]), cases)
@@ -221,6 +231,7 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
             text += f", {sum(b['passed'] for b in timed)} of {len(timed)} at the size that is timed"
         text += f" (seed {record['seed']})"
     console.say(text)
+    _print_samples(console, record["samples"], record["seed"])
     if refused := [b for b in branches if b["case"]]:
         words = "--workload", refused[-1]["workload"], "--seed", str(record["seed"]), "--case", refused[-1]["case"]
         console.say(f"to repeat the last refusal:  {again} {shlex.join(words)}")
@@ -236,14 +247,26 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
         console.say(f"compiled only: {record['compiled_only']}")
 
 
+def _print_samples(console: Terminal, samples: Sequence[dict[str, Any]], seed: int) -> None:
+    """Prints what is wrong with other points of the space, a line for each of which something is."""
+    bad = [s for s in samples if s["faults"]]
+    if samples:
+        what = f"{len(bad)} with faults" if bad else "all compile, none spills"
+        console.say(f"{counted(len(samples), 'other point')}, ends of the space and random ones (seed {seed}): {what}")
+    for sample in bad:
+        values = " ".join(f"{name}={value}" for name, value in sample["changes"].items())
+        console.say(f"{values}: {'; '.join(sample['faults'])}", "yellow", lines=True)
+
+
 def _print_kinds(console: Terminal, record: dict[str, Any]) -> None:
-    """Prints how many cases of each kind the gate has, a line for all workloads with the same numbers."""
-    same: dict[str, list[str]] = {}
+    """Prints how many cases the gate has, and of each kind, a line for all workloads with the same numbers."""
+    same: dict[tuple[int, str], list[str]] = {}
     for key, found in record["kinds"].items():
         text = ", ".join(f"{number} {kind}" for kind, number in found["counts"].items())
-        same.setdefault(text, []).append(short_workload(key, record["kernel"]))
-    for text, (first, *others) in same.items():
-        console.say(f"cases of each kind for {first}{f' and {len(others)} more' if others else ''}: {text}", "dim")
+        same.setdefault((found["cases"], text), []).append(short_workload(key, record["kernel"]))
+    for (cases, text), (first, *others) in same.items():
+        where = f"{first}{f' and {len(others)} more' if others else ''}"
+        console.say(f"the gate has {counted(cases, 'case')} for {where}: {text}", "dim")
     for key, found in record["kinds"].items():
         if found["missing"]:
             console.say(f"{short_workload(key, record['kernel'])}: {lacks(found['missing'])}", "yellow")

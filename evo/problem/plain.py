@@ -7,7 +7,7 @@ all branches of an #if are seen. Places are offsets in UTF-8.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,13 +17,15 @@ import tree_sitter
 import tree_sitter_cuda
 
 from evo.errors import TemplateError
-from evo.problem.space import Value
 
 Node = tree_sitter.Node
 Place = tuple[int, int]
+Edit = tuple[int, int, bytes]
+"""Where it begins and ends, and what comes there."""
 
 NAME = re.compile(r"\b[A-Za-z_]\w*")
 _COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|(?!"C")"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_NO_USE = re.compile(r"^[ \t]*#[ \t]*(ifdef|ifndef|undef|include)\b.*", re.MULTILINE)
 _QUESTIONS = ("preproc_ifdef", "preproc_if", "preproc_elif", "preproc_elifdef", "preproc_else")
 _HOLDERS = (*_QUESTIONS, "linkage_specification", "namespace_definition", "declaration_list")
 _ON_A_DEVICE = re.compile(r"\b(?:__device__|__global__|constexpr|__constant__|__shared__)\b")
@@ -32,22 +34,11 @@ _OF_DEVICES = re.compile(
     r"(vector|device|sm|surface|texture|builtin)_\w+\.h(pp)?|cute/.*|cutlass/.*"
 )
 """Headers that a compiler of device code can be expected to find."""
+_DECLARING = (
+    "init_declarator", "declaration", "parameter_declaration", "optional_parameter_declaration", "for_range_loop",
+    "field_declaration", "type_definition", "function_definition",
+)  # fmt: skip
 _OF_HOSTS = ("std", "torch", "at", "c10", "cv")
-STANDARD = {
-    **{f"{u}int{n}_t": f"typedef {'unsigned ' if u else ''}{kind} {u}int{n}_t;" for u in ("", "u")
-       for n, kind in ((8, "char"), (16, "short"), (32, "int"), (64, "long long"))},
-    **{name: f"#define {name} {value}" for name, value in {
-        "INFINITY": "__int_as_float(0x7f800000)", "NAN": "__int_as_float(0x7fffffff)",
-        "FLT_MAX": "3.402823466e+38f", "FLT_MIN": "1.175494351e-38f", "FLT_EPSILON": "1.192092896e-07f",
-        "DBL_MAX": "1.7976931348623157e+308", "DBL_EPSILON": "2.2204460492503131e-16",
-        "INT_MAX": "2147483647", "INT_MIN": "(-2147483647 - 1)", "UINT_MAX": "4294967295u",
-        "M_PI": "3.14159265358979323846", "M_SQRT1_2": "0.70710678118654752440", "M_2_SQRTPI": "1.12837916709551257390",
-    }.items()},
-}  # fmt: skip
-"""What kernels use of the headers of C's standard library, by name; a compiler of device code has none."""
-STANDARD["int8_t"] = "typedef signed char int8_t;"
-
-
 class Definition(NamedTuple):
     """A macro without parameters, or a constant that is a whole number."""
 
@@ -236,10 +227,26 @@ class PlainSource:
 
     @cached_property
     def declared(self) -> frozenset[str]:
-        """Names of variables, parameters, types and functions."""
-        kinds = ("init_declarator", "declaration", "parameter_declaration", "type_definition", "function_definition")
-        found = {self.named(node.child_by_field_name("declarator")) for node in self.within(self.root, *kinds)}
+        """Names of variables, parameters, fields, types, functions and macros."""
+        nodes = self.within(self.root, *_DECLARING)
+        found = {self.named(made) for node in nodes for made in node.children_by_field_name("declarator")}
+        for node in self.within(self.root, "type_parameter_declaration", "enumerator", "alias_declaration"):
+            found.add(self.named(node.child_by_field_name("name") or node))
         return frozenset(found | {name for item in self._items(self.root) for name in self._names(item)}) - {""}
+
+    @cached_property
+    def free(self) -> frozenset[str]:
+        """Names that are used and that a value can be given by a macro: no other code declares them, and they are no field
+        of a structure, as x of threadIdx.x is."""
+        fields = {*re.findall(r"(?:\.|->)\s*([A-Za-z_]\w*)", _COMMENT_OR_TEXT.sub(" ", self.bytes.decode()))}
+        return frozenset(self.uses - fields - self.declared | self.uses & {d.name for d in self.definitions})
+
+    def spelled(self, name: str) -> str:
+        """The macro that a parameter's value is: of its name or, in other letters, of what the source defines, if it does;
+        empty if there is none."""
+        found = [s for s in (name, name.upper(), name.lower()) if s in self.free]
+        own = {d.name for d in self.definitions}
+        return min(found, key=lambda s: s not in own, default="")
 
     @cached_property
     def macros(self) -> Mapping[str, str]:
@@ -257,7 +264,7 @@ class PlainSource:
             at = self.bytes.index(definition.name.encode(), begin, end)
             code[at : at + len(definition.name.encode())] = b" " * len(definition.name.encode())
         plain = _COMMENT_OR_TEXT.sub(" ", code.decode())
-        return frozenset(NAME.findall(re.sub(r"^[ \t]*#[ \t]*(ifdef|ifndef|undef)\b.*", "", plain, flags=re.MULTILINE)))
+        return frozenset(NAME.findall(_NO_USE.sub("", plain)))
 
     @cached_property
     def launches(self) -> tuple[Launched, ...]:
@@ -379,7 +386,11 @@ class PlainSource:
         return bool({*names} & kept)
 
 
-# -- a source with values for its macros --------------------------------------------------------------------------
+def edited(source: PlainSource, edits: Iterable[Edit]) -> str:
+    code = bytearray(source.bytes)
+    for begin, end, instead in sorted(edits, reverse=True):
+        code[begin:end] = instead
+    return code.decode()
 
 
 def text_of(file: Path) -> str:
@@ -388,94 +399,6 @@ def text_of(file: Path) -> str:
         return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(f"{file} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})") from error
-
-
-def fill_plain(
-    file: Path,
-    entry: str,
-    values: Mapping[str, Value],
-    types: Mapping[str, str],
-    needed: Collection[str],
-    declares_kernels: bool,
-    text: str | None = None,
-) -> str:
-    """The part of a source that an entry point needs, behind a `#define` of each value that it uses, less its own
-    definitions of these names. Of a template it is the instance that the values and types give.
-
-    types: of an argument's elements, or of the number that it is, by the argument's name; the macro is NAME_type. needed:
-    what has no effect but by a macro. text: of the file, where it is another. Raises TemplateError for one that the source
-    does not use, and for a source without the entry point.
-    """
-    source, kernel = read_source(text_of(file) if text is None else text), None
-    if declares_kernels and (kernel := source.entry_points.get(entry)) is not None:
-        source, _ = source.part(entry, file.parent)
-        kernel = source.entry_points[entry]
-    if kernel is None and (declares_kernels or entry not in source.uses):
-        known = ", ".join(source.entry_points) or "none"
-        raise TemplateError(
-            f"{file} has no entry point {entry!r}, it has {known}: give kernel.py the function's name as `entry`"
-        )
-    used, own, macros = source.uses, {d.name for d in source.definitions}, dict[str, str]()
-    chosen = {name for _, name in kernel.templates} if kernel else set()
-    for name, value in {**{f"{name}_type": type_ for name, type_ in types.items()}, **values}.items():
-        spelled = [s for s in (name, name.upper(), name.lower()) if s in used and name not in chosen]
-        if spelled:
-            macros[min(spelled, key=lambda s: s not in own)] = str(int(value) if isinstance(value, bool) else value)
-        elif name in needed and name not in chosen:
-            raise TemplateError(
-                f"parameter {name!r} of the space is no macro of {file}: use {name} in the source where its value"
-                " belongs, or take it out of the space in kernel.py"
-            )
-    edits = [(*d.place, b"\n" * source.bytes.count(b"\n", *d.place)) for d in source.definitions if d.name in macros]
-    after = ""
-    if kernel is not None and kernel.templates:
-        edits += _as_device_function(source, kernel)
-        after = _instance(source, kernel, {**types}, {**values}, file)
-    elif kernel is not None and not kernel.has_c_linkage:  # the driver is to find it by the name in the source
-        edits.append((kernel.node.start_byte, kernel.node.start_byte, b'extern "C" '))
-    code = bytearray(source.bytes)
-    for begin, end, instead in sorted(edits, reverse=True):
-        code[begin:end] = instead
-    before = [f"#define {name} {value}" for name, value in macros.items()]
-    if kernel is not None:
-        declared = used - own - macros.keys()
-        before += [STANDARD[name] for name in sorted(declared & STANDARD.keys())]
-    return "".join(f"{line}\n" for line in (*before, f'#line 1 "{file.name}"')) + code.decode() + after
-
-
-def _as_device_function(source: PlainSource, kernel: EntryPoint) -> Iterator[tuple[int, int, bytes]]:
-    """Edits that make a template of kernels one of functions that a kernel can call."""
-    function = next(source.within(kernel.node, "function_definition"))
-    for child in function.children:
-        if child.type == "__global__":
-            yield child.start_byte, child.end_byte, b"__device__ __forceinline__"
-        elif child.type == "launch_bounds":
-            yield child.start_byte, child.end_byte, b""
-
-
-def _instance(
-    source: PlainSource, kernel: EntryPoint, types: Mapping[str, str], values: Mapping[str, Value], file: Path
-) -> str:
-    """A kernel that calls the template: its types are those of the arguments that are declared with them."""
-    given = dict[str, str]()
-    for kind, name in kernel.templates:
-        of_type = next((types[p.name] for p in kernel.parameters if p.type == name and p.name in types), None)
-        found = of_type if kind in ("typename", "class") else values.get(name)
-        if found is None and name in values:
-            found = values[name]
-        if found is None:
-            raise TemplateError(
-                f"{file}: template parameter {name!r} of {kernel.name} has no value: give the space in kernel.py a parameter"
-                f" {name!r}"
-            )
-        given[name] = str(int(found) if isinstance(found, bool) else found)
-    declarator = next(source.within(kernel.node, "function_declarator"))
-    taken = next(source.within(declarator, "parameter_list"))
-    instead = re.compile("|".join(rf"\b{name}\b" for name in given))
-    parameters = instead.sub(lambda name: given[name[0]], source.code(taken))
-    bounds = instead.sub(lambda name: given[name[0]], kernel.bounds)
-    call = f"{kernel.name}<{', '.join(given.values())}>({', '.join(p.name for p in kernel.parameters)})"
-    return f'\nextern "C" __global__ void {bounds} {kernel.name}{parameters} {{ {call}; }}\n'
 
 
 @cache

@@ -21,10 +21,10 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from evo.discovery import find_plugin, plugin_names
 from evo.errors import TemplateError
+from evo.problem.fill import fill_plain
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Limits, Workload
 from evo.problem.loading import Notation, own_notations, template_root
-from evo.problem.plain import fill_plain
 from evo.problem.space import TEMPLATE, Value
 
 
@@ -122,7 +122,8 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
         macros = {**dict(binding.dims), **dict(binding.options), **values}
         macros.pop(TEMPLATE, None)  # which chose the file, and is a word of C++
         needed = genome.parameters.keys() - point.asked
-        text = fill_plain(file, kernel.entry, macros, types, needed, notation.declares_kernels)
+        arguments = [a.name for a in kernel.parameters]
+        text = fill_plain(file, kernel.entry, macros, types, needed, notation.declares_kernels, arguments=arguments)
         if isinstance(plans[0].threads, int) and (axis := re.search(r"\bthreadIdx\s*\.\s*[yz]\b", text)):
             raise TemplateError(
                 f"{file} uses {axis[0]}, and its blocks have one axis: give LaunchPlan(threads=(X, Y, Z), ...) in kernel.py"

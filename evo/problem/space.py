@@ -292,6 +292,23 @@ class Space:
                     found.append(point)
         return found
 
+    def ends_and_samples(self, rng: random.Random, number: int) -> list[Point]:
+        """Up to so many legal points, without the branches: near the default those with the first and the last value that is
+        legal of each parameter that no branch is for; and random ones, of which at least a third are."""
+        base, left_out = self.complete(self.default), self.branches()
+        ends = [
+            (p.name, values) for p in self.parameters if not (isinstance(p, Categorical) or p.structural)
+            for values in (p.values, p.values[::-1])
+        ]  # fmt: skip
+        found = list[Point]()
+        for name, values in ends if len(ends) <= number - number // 3 else rng.sample(ends, number - number // 3):
+            near = filter(None, (self.nearest(base, name, value) for value in values))
+            found += [p for p in (next(near, base),) if p not in (*found, *left_out)]
+        for _ in range(4 * number):
+            if len(found) < number and (point := self.sample(rng)) not in (*found, *left_out):
+                found.append(point)
+        return found
+
     def points(self) -> Iterator[Point]:
         """Every legal point, in declaration order. Only for small spaces."""
 

@@ -1,18 +1,20 @@
 """Code before or after a search: built, gated, and timed as a search times it, without a sampler or finals.
 
-`check_kernel` takes every structural branch of a template; `check_candidate` takes one candidate, on its own workload and on
-the neighbouring sizes that the finals gate it on; `measure_ablation` times a candidate's edits: each taken out alone, and
-all of them made one after the other, in one race.
+`check_kernel` takes every structural branch of a template, and `check_samples` other points; `check_candidate` takes one
+candidate, on its own workload and on the neighbouring sizes that the finals gate it on; `measure_ablation` times a
+candidate's edits: each taken out alone, and all of them made one after the other, in one race.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from math import prod
 from typing import ClassVar, NamedTuple, TypeVar
 
-from evo.errors import EvoError, KernelError, UsageError
+from evo.errors import EvoError, KernelError, UsageError, error_line
 from evo.evaluation import Build, Check, Evaluation, Gain, Status, Timing
 from evo.executors import InFlight
 from evo.measure import RaceResult
@@ -109,6 +111,36 @@ def check_kernel(
             changes = {k: v for k, v in point.items() if points[0].get(k) != v}
             subjects.append(_Subject(own, Genome.of(point), changes, batches))
     return _check(subjects, timed, gate, observe)
+
+
+def check_samples(task: TaskExecutor, number: int, observe: Observe | None = None) -> list[tuple[Checked, list[str]]]:
+    """Builds up to so many points of the task's space beside its branches: ends of its parameters, and random ones that its
+    seed decides. With each the reasons for which no search can win with it, or hardly: it does not compile or launch here,
+    or spills."""
+    base = task.space.complete(task.space.default)
+    points = task.space.ends_and_samples(random.Random(task.seed), number)
+    subjects = [_Subject(task, Genome.of(p), {k: v for k, v in p.items() if base.get(k) != v}) for p in points]
+    return [(checked, _faults(task, checked)) for checked in _check(subjects, frozenset(), False, observe)[0]]
+
+
+def _faults(task: TaskExecutor, checked: Checked) -> list[str]:
+    build, limits = checked.build, task.limits
+    if build.binary is None:
+        return [f"does not compile: {error_line(build.log)}"]
+    found = [f"spills {build.binary.spill_bytes:,} bytes of registers"] if build.binary.spill_bytes else []
+    point = checked.genome.parameters
+    launches = task.problem.sequence(task.target, point, task.workload, limits, build.launch).launches
+    smem = (build.binary.smem_static_bytes or 0) + (build.smem_dynamic_bytes or 0)
+    threads = max(prod(launch.block) for launch in launches)
+    for what, asked, least in (
+        ("bytes of shared memory", smem, limits.smem_bytes_per_block),
+        ("threads", threads, limits.threads_per_block),
+    ):
+        if build.occupancy is not None and asked > least:
+            found.append(f"asks for {asked:,} {what} a block, and {limits.arch} has {least:,}")
+    if build.occupancy == 0 and not any("asks" in fault for fault in found):
+        found.append(f"no block of it fits a multiprocessor of {limits.arch}: {build.binary.registers} registers a thread")
+    return found
 
 
 def check_candidate(

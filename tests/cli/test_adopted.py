@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from evo.problem.genome import Genome
+from evo.problem.loading import load_kernel
+from evo.problem.render import render
 from tests.cli.test_new import fill_in
 from tests.ended import run_python
 
@@ -134,7 +137,45 @@ __global__ void stencil(float *y, const float *x) {
     {'"width": "x.shape[0]", "height": "x.shape[1]"': '"width": "x.shape[1]", "height": "x.shape[0]"'},
     "x = torch.randn(480, 640)",
 )
-OWN = {"product": PRODUCT, "histogram": HISTOGRAM, "argmax": ARGMAX, "stencil": STENCIL}
+CONVOLUTION = Own(
+    """
+#include <cstdio>
+#define KW 5
+#define KH 3
+#define BX 32
+#define BY 8
+__constant__ float d_filter[KH][KW];
+__device__ float tap(int i, int j) { return d_filter[i][j]; }
+__global__ void convolution(float* out, const float* in, int rows, int cols) {
+    int c = blockIdx.x * BX + threadIdx.x, r = blockIdx.y * BY + threadIdx.y;
+    if (r >= rows || c >= cols) return;
+    float sum = 0;
+    for (int i = 0; i < KH; ++i)
+        for (int j = 0; j < KW; ++j) {
+            int y = r + i - KH / 2, x = c + j - KW / 2;
+            sum += (y >= 0 && y < rows && x >= 0 && x < cols ? in[(long long)y * cols + x] : 0.0f) * tap(i, j);
+        }
+    out[(long long)r * cols + c] = sum;
+}
+void run(const float* h, float* out, const float* in, int m, int n) {
+    cudaMemcpyToSymbol(d_filter, h, sizeof(float) * KW * KH);
+    convolution<<<dim3((n + BX - 1) / BX, (m + BY - 1) / BY), dim3(BX, BY)>>>(out, in, m, n);
+}
+""",
+    "sum(torch.nn.functional.pad(in_, (d_filter.shape[1] // 2, d_filter.shape[1], d_filter.shape[0] // 2,"
+    " d_filter.shape[0]))[i : i + in_.shape[0], j : j + in_.shape[1]] * d_filter[i, j]"
+    " for i in range(d_filter.shape[0]) for j in range(d_filter.shape[1]))",
+    {
+        'name="out", kind="output", shape=()': 'name="out", kind="output", shape=("rows", "cols")',
+        'name="in", kind="input", shape=()': 'name="in", kind="input", shape=("rows", "cols")',
+        'Dimension(name="KW", low=1, high=2**31 - 1)': 'Dimension(name="KW", low=1, high=9)',
+        'Dimension(name="KH", low=1, high=2**31 - 1)': 'Dimension(name="KH", low=1, high=9)',
+        "rows=1024,cols=1024": "rows=300,cols=200",
+    },
+    {},
+    "in_, d_filter = torch.randn(300, 200), torch.randn(3, 5)",
+)
+OWN = {"convolution": CONVOLUTION, "product": PRODUCT, "histogram": HISTOGRAM, "argmax": ARGMAX, "stencil": STENCIL}
 CALL = """
 import sys, torch, exported
 {call}
@@ -142,6 +183,26 @@ given = [t.to({device!r}) for t in ({names},)]
 torch.testing.assert_close(exported.{name}(*given).cpu(), {equals})
 print(exported.explain(*given), "|", type(exported.frontend._call))
 """
+
+
+def test_a_constant_that_host_code_fills_is_an_argument(here: Any, tmp_path: Path) -> None:
+    own = OWN["convolution"]
+    (tmp_path / "own.cu").write_text(own.source)
+    made = here("new", "convolution", "--cu", "own.cu", "--json").document
+    assert made["parameters"] == {"BX": [8, 16, 32, 64, 128], "BY": [2, 4, 8, 16, 32]}, "its sizes are no choices"
+    assert made["to_fill_in"][0]["what"] == "the shapes of out, in in the dimensions rows, cols, KW, KH"
+    fill_in(tmp_path / "convolution", own.returns, own.answers)
+    kernel = load_kernel("convolution")
+    found = [(a.name, a.kind, a.shape) for a in kernel.parameters]
+    assert (found[-1], kernel.compile_time_dims) == (("d_filter", "input", ("KH", "KW")), {"cuda": ("KW", "KH")})
+    assert '"KW": "d_filter.shape[1]", "KH": "d_filter.shape[0]"' in (tmp_path / "convolution" / "function.py").read_text()
+    checked = here("check", "convolution", "--arch", "sm_89", "--compile-only")
+    assert checked.code == 0, checked.out
+    source = render(kernel, "cuda", Genome.of({"BX": 8, "BY": 4}), kernel.example("cuda"), "sm_89")
+    assert "int cols, const float (* __restrict__ d_filter)[KW]) {" in source.text
+    (tmp_path / "j.cu").write_text("__constant__ float w[3];\n__global__ void f(float* y) { y[0] = w[{{ place }}]; }")
+    refused = here("new", "j", "--cu", "j.cu")
+    assert "j.cu: nothing fills __constant__ w of a Jinja template: make it a parameter of f" in refused.sentence
 
 
 def _on(target: str, name: str) -> Any:

@@ -3,6 +3,7 @@ fresh data, or on those of the verdict to be repeated."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -30,6 +31,7 @@ from evo.search.check import check_kernel
 from evo.search.loop import Search, StopReason
 from evo.search.tasks import TaskExecutor
 from evo.testing.toy_kernel import write_kernel
+from tests.cli.test_new import fill_in
 from tests.ended import Ended
 from tests.landscape import Hanging, LandscapeExecutor, opened, random_search
 
@@ -80,6 +82,47 @@ def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(kernel: 
     assert (ended.code, ended.err) == (1, "")
     assert ended.out.count("cpu.cpp.j2, line 1: Expected an expression") == 1
     assert " default and 3 more: " in ended.out
+
+
+SPACIOUS = """
+#define TILE 32
+#define PER 32
+__global__ void __launch_bounds__(1024) folded(float* y, const float* x, int n) {
+    __shared__ float held[TILE][TILE];
+    int i = blockIdx.x * 256 + threadIdx.x;
+    float v[PER], sum = 0;
+    for (int j = 0; j < PER; ++j) v[j] = x[(i + j) % n];
+    held[threadIdx.x % TILE][0] = v[0];
+    __syncthreads();
+    for (int j = 0; j < PER; ++j) sum = sum * v[j] + v[PER - 1 - j];
+    if (i < n) y[i] = sum + held[0][0];
+}
+"""
+
+
+def test_points_at_the_ends_of_the_space_and_some_others_are_compiled_too(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "own.cu").write_text(SPACIOUS)
+    assert here("new", "folded", "--cu", "own.cu").code == 0
+    kernel = tmp_path / "folded" / "kernel.py"
+    fill_in(tmp_path / "folded", "x", {})
+    words = ("check", "folded", "--arch", "sm_89", "--compile-only", "--seed", "4")
+    kernel.write_text(kernel.read_text().replace("threads=256", 'threads=32 * point["TILE"]'))
+    ended = here(*words, "--json")
+    assert ended.code == 0, "a candidate that fails is none of a kernel's mistakes"
+    samples = {tuple(s["changes"].items()): s["faults"] for s in ended.document["samples"]}
+    assert len(samples) == 12
+    assert () not in samples, "the default is a branch"
+    assert [[(name, value)] for name in ("TILE", "PER") for value in (8, 128)] == [[*k] for k in list(samples)[:4]]
+    assert "folded' uses too much shared data" in samples[("TILE", 128),][0]
+    assert samples[("TILE", 8),] == []
+    assert re.fullmatch(r"spills [\d,]+ bytes of registers", samples[("PER", 128),][0])
+    shown = here(*words, "--samples", "4")
+    assert "4 other points, ends of the space and random ones (seed 4): " in shown.out
+    assert re.search(r"^the gate has \d+ cases for n=1024,dtype=float32: ", shown.out, re.MULTILINE)
+    assert here(*words, "--samples", "0", "--json").document["samples"] == []
+    wide = here(*words, "--samples", "40", "--json").document["samples"]
+    large = next(s["faults"] for s in wide if s["changes"] == {"TILE": 64, "PER": 8})
+    assert large == ["asks for 2,048 threads a block, and sm_89 has 1,024"]
 
 
 class Small(LandscapeExecutor):

@@ -26,6 +26,21 @@ def test_points_of_a_small_space_are_exactly_the_legal_combinations() -> None:
     assert len(found) == 13
 
 
+def test_ends_of_a_space_come_before_random_points_and_none_breaks_a_constraint() -> None:
+    space = replace(
+        tiny_space(),
+        constraints=(Constraint(name="few", holds=lambda p: p["tile"] * p["unroll"] <= 4, reason="registers"),),
+        default={"tile": 2, "store": "registers", "unroll": 1},
+    )
+    found = space.ends_and_samples(random.Random(1), 6)
+    assert [p["tile"] for p in found[:2]] == [1, 4]
+    assert found[2] == {"tile": 2, "store": "registers", "unroll": 2}
+    assert len(found) == 6
+    assert all(space.is_legal(p) and p not in space.branches() for p in found)
+    assert found == space.ends_and_samples(random.Random(1), 6), "by the seed"
+    assert space.ends_and_samples(random.Random(1), 0) == []
+
+
 def test_a_point_is_completed_from_the_default_and_has_no_inactive_parameter() -> None:
     space = tiny_space()
     assert "pad" not in space.complete({"store": "registers", "pad": True})
