@@ -1,4 +1,4 @@
-"""Searching from Python: `evo.search(...)` and `evo.resume(...)`, on what the commands of these names do."""
+"""Searching from Python: `evo.search`, `evo.resume` and `evo.replay` do what the commands of these names do."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from evo.errors import EvoError
 from evo.export._winners import export_run
 from evo.job.job import OPTIONS, Options, make_job, read_budget, read_options, read_place
 from evo.job.opening import open_again, open_search
+from evo.job.replays import replay
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel
 from evo.report.progress import follow
@@ -23,7 +24,7 @@ from evo.report.terminal import make_console, notice
 from evo.report.text import counted
 from evo.search.tasks import OpenRun
 
-__all__ = ["Run", "resume", "search"]
+__all__ = ["Run", "replay", "resume", "search"]
 
 
 @dataclass(frozen=True, kw_only=True)
