@@ -87,7 +87,7 @@ class Replayed:
     spaces: Mapping[str, Mapping[str, object]]
     """Of each file its digest, what it records, and the budget."""
     samplers: Mapping[str, Mapping[str, object]]
-    """Of each sampler its options and, if it comes from a file of its own, the file's digest."""
+    """Of each sampler its options, and the digests of files of one's own that it consists of."""
     scores: Records[Score]
     means: Records[Score]
     figures: Sequence[str] = ()

@@ -28,7 +28,7 @@ from evo.analysis.replay import replay as replay_once
 from evo.analysis.scores import Replayed, Score, judge, mean_of
 from evo.discovery import plugin_names
 from evo.errors import EvoError, UsageError
-from evo.job.values import check_seed, read_numbers
+from evo.job.values import check_seed, own_files, read_sampler_options
 from evo.lineage.database import check_folder
 from evo.report.progress import LINE_EVERY_S, LineTimer
 from evo.report.terminal import handling, notice
@@ -76,7 +76,7 @@ def replay(
         if Path(plot).exists() and not Path(plot).is_dir():
             raise UsageError(f"--plot {plot} is a file: name a folder")
         check_folder(Path(plot), "--plot")
-    options = _by_sampler(read_numbers(sampler_options or {}), names)
+    options = _by_sampler(read_sampler_options(sampler_options or {}), names)
     for path in paths:
         space = read_space(path).space(random.Random(0))
         for name in names:
@@ -99,7 +99,7 @@ def replay(
         in_flight=in_flight,
         interrupted=interrupted,
         spaces={path.name: {"path": str(path), "sha256": _digest(path), **read_space(path).facts} for path in paths},
-        samplers={name: {"options": options[name]} for name in names},
+        samplers={name: {"options": options[name], "files": own_files(name, options[name])} for name in names},
         scores=scores,
         means=Records(mean_of(name, scores) for name in names if any(s.sampler == name for s in scores)),
     )

@@ -331,3 +331,23 @@ def test_what_python_cannot_replay_is_one_sentence(tmp_path: Path) -> None:
         evo.replay(path, seed=-1)
     with pytest.raises(UsageError, match=r"^nothing to replay"):
         evo.replay([])
+
+
+def test_a_sampler_of_ones_own_file_is_replayed_in_processes_with_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, own = write_cache(tmp_path / "a.json"), tmp_path / "mine.py"
+    make = "find_sampler('evolution')(space, seed, options)"
+    own.write_text(f"from evo.search.samplers import find_sampler\nSAMPLER = lambda space, seed, options: {make}\n")
+    words = ("replay", str(path), "--samplers", "./mine.py,evolution", "--repeats", "2", "--json")
+    options = ("--sampler-option", "./mine.py.operators=mutation", "--sampler-option", "evolution.operators=mutation")
+    document = run_here(capsys, *words, *options).document
+    mine, evolution = document["scores"]
+    assert (mine["sampler"], mine["curve"], mine["high"]) == ("./mine.py", evolution["curve"], evolution["high"])
+    digest = hashlib.sha256(own.read_bytes()).hexdigest()
+    assert document["samplers"]["./mine.py"] == {"options": {"operators": "mutation"}, "files": {"./mine.py": digest}}
+    usual = run_here(capsys, *words).document["scores"][0]
+    assert usual["curve"] != mine["curve"]
+    own.write_text("SAMPLER = 1 / 0\n")
+    assert "mine.py, line 1: ZeroDivisionError: division by zero" in run_here(capsys, *words).sentence
