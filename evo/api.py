@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from evo.analysis.failures import read_failures
+from evo.analysis.frame import Records
 from evo.analysis.runs import Best, find_best, find_run
 from evo.environment import DEFAULT_DB, command_line, fill_standard_files
 from evo.errors import EvoError
@@ -36,13 +37,13 @@ class Run:
     db: str
     interrupted: bool
 
-    def best(self) -> tuple[Best, ...]:
+    def best(self) -> Records[Best]:
         """The winner of each workload, with its time in microseconds, its speed-up over PyTorch and the interval; the
         fastest candidate so far where no final was held. Workloads of which nothing passed are left out; raises EvoError,
         which says why, if that are all."""
         with Store.open(self.db, write=False) as store:
             if found := find_best(store, run=self.name):
-                return found
+                return Records(found)
             run = find_run(store, self.name)
             most = next(iter(read_failures(store, self.name).reasons), None)
         ended = "interrupted" if self.interrupted else run.stop_reason

@@ -27,8 +27,10 @@ class Records(tuple[Record, ...]):
     __slots__ = ()
 
     def df(self) -> Any:
-        """A DataFrame of a row for each record and a column for each field. Raises UsageError where pandas is missing."""
-        names = [field.name for field in fields(type(self[0]))] if self else []  # type: ignore[arg-type]
+        """A DataFrame with a row for each record and a column for each field and each property that is printed.
+        Raises UsageError where pandas is missing."""
+        kind: Any = type(self[0]) if self else None
+        names = [*(field.name for field in fields(kind)), *getattr(kind, "PRINTED", ())] if self else []
         return frame(([getattr(record, name) for name in names] for record in self), names)
 
 
@@ -38,5 +40,5 @@ def with_frames(answer: Any) -> Any:
         return Records(answer) if all(map(is_dataclass, answer)) else answer
     if not is_dataclass(answer) or isinstance(answer, type):
         return answer
-    lists = {f.name: v for f in fields(answer) if type(v := getattr(answer, f.name)) in (list, tuple) and v}
+    lists = {f.name: v for f in fields(answer) if type(v := getattr(answer, f.name)) in (list, tuple)}
     return replace(answer, **{name: with_frames(value) for name, value in lists.items()})
