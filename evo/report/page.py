@@ -319,7 +319,7 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
     layers = [
         _layer([{"y": 1.0}], "rule", {"y": y}, color=_MUTED, strokeDash=[4, 3]),
         _layer(dots := _dots(positions, data.speedup), "line", {"x": x, "y": y, "order": {"field": "place"}}, color=_DOT,
-               strokeWidth=min(5.0, max(3.0, 120 / len(dots) ** 0.5)), strokeCap="round", invalid="break-paths-filter-domains"),
+               strokeWidth=min(5, max(3, 120 / len(dots) ** 0.5)), strokeCap="round", invalid="break-paths-filter-domains"),
         _layer([{"x": place / _MOST_STROKES * last} for place in refused], "tick", {"x": x, "y": at_bottom},
                orient="vertical", color=_WARN, opacity=0.5, size=6, thickness=1),
         _layer(line, "area", {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}, interpolate="step-after",
