@@ -1,4 +1,4 @@
-"""Searching from Python: `evo.search(...)` and `evo.resume(...)`, on what the commands of these names do."""
+"""Searching from Python: `evo.search`, `evo.resume` and `evo.replay` do what the commands of these names do."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from evo.analysis.failures import read_failures
+from evo.analysis.frame import Records
 from evo.analysis.runs import Best, find_best, find_run
 from evo.environment import DEFAULT_DB, command_line, fill_standard_files
 from evo.errors import EvoError
 from evo.export._winners import export_run
 from evo.job.job import OPTIONS, Options, make_job, read_budget, read_options, read_place
 from evo.job.opening import open_again, open_search
+from evo.job.replays import replay
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel
 from evo.report.progress import follow
@@ -23,7 +25,7 @@ from evo.report.terminal import make_console, notice
 from evo.report.text import counted
 from evo.search.tasks import OpenRun
 
-__all__ = ["Run", "resume", "search"]
+__all__ = ["Run", "replay", "resume", "search"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +37,13 @@ class Run:
     db: str
     interrupted: bool
 
-    def best(self) -> tuple[Best, ...]:
+    def best(self) -> Records[Best]:
         """The winner of each workload, with its time in microseconds, its speed-up over PyTorch and the interval; the
         fastest candidate so far where no final was held. Workloads of which nothing passed are left out; raises EvoError,
         which says why, if that are all."""
         with Store.open(self.db, write=False) as store:
             if found := find_best(store, run=self.name):
-                return found
+                return Records(found)
             run = find_run(store, self.name)
             most = next(iter(read_failures(store, self.name).reasons), None)
         ended = "interrupted" if self.interrupted else run.stop_reason

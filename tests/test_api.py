@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -21,9 +22,10 @@ from evo.analysis.runs import BUSY
 from evo.api import Run
 from evo.cli import run as run_command
 from evo.errors import EvoError, StoreError, UsageError
+from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
 from evo.testing.toy_kernel import write_kernel
-from tests.ended import run_python
+from tests.ended import run_here, run_python
 
 PATIENCE_S = 200.0
 
@@ -144,6 +146,39 @@ def test_a_search_without_a_result_says_why(tmp_path: Path) -> None:
     said = r"^run none has no result \(evaluations done\): of 2 candidates none passed, most often wrong: .*; search longer"
     with pytest.raises(EvoError, match=said):
         run.best()
+
+
+OWN_SAMPLER = """
+from evo.search.samplers import find_sampler
+SAMPLER = lambda space, seed, options: find_sampler("evolution")(space, seed, {"operators": "mutation"} | options)
+"""
+
+
+@pytest.mark.slow
+def test_a_sampler_of_ones_own_file_searches_and_is_found_again_by_resume(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evo.search.finals._MOST_PATIENCE_S", 0.0)
+    own, db = tmp_path / "mine.py", str(tmp_path / "lineage.db")
+    own.write_text(OWN_SAMPLER)
+    run = evo.search(toy, target="cpu", sampler="./mine.py", evaluations=4, finalists=1, name="own", db=db, progress=False)
+    with Store.open(db, write=False) as store:
+        spec = store.run("own").spec
+        assert (spec.sampler, spec.options["files"]) == (str(own), {str(own): hashlib.sha256(own.read_bytes()).hexdigest()})
+    assert run_here(capsys, "merge", db, "--db", str(tmp_path / "merged.db")).code == 0
+    monkeypatch.chdir(toy.parent)
+    run.resume(evaluations=6, progress=False)
+    with evo.Lineage(db) as lineage:
+        assert len(lineage.history("own")) == 6
+    own.write_text(OWN_SAMPLER + "# edited\n")
+    with pytest.raises(UsageError, match=rf"^{own}, which the run was begun with, has changed: put it back as it was and"):
+        run.resume(evaluations=8, progress=False)
+    own.unlink()
+    ended = run_here(capsys, "resume", "own", "--evaluations", "8", "--db", db)
+    assert (ended.code, ended.sentence.startswith(f"evo: {own}, which the run was begun with, is gone")) == (2, True)
+    with pytest.raises(UsageError, match=r"^cannot read the sampler's file .*mine\.py: No such file"):
+        evo.search(toy, target="cpu", sampler=str(own), evaluations=4, db=db, progress=False)
 
 
 NO_CONSOLE = """

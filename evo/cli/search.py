@@ -62,7 +62,7 @@ def search(
     ] = None,
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many candidates.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many candidates without a better one.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="evolution, tpe or random.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="evolution, tpe, random, or a file of one's own.")] = None,
     sampler_options: Annotated[
         list[str] | None, typer.Option("--sampler-option", help="An option of the sampler: NAME=VALUE; repeat for more.")
     ] = None,

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 
 from evo.analysis.runs import find_best
+from evo.discovery import check_files
 from evo.environment import cache_dir
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import AskedTarget, Executor
@@ -47,6 +48,7 @@ def open_again(
     with ExitStack() as opened:
         store = opened.enter_context(Store.open(db, write=True, create=False))
         spec = store.run(run).spec
+        check_files(spec.options.get("files", {}))
         elsewhere = opened.enter_context(_open_elsewhere(place, spec.target, db, tell))
         stored = prolong(store, run, budget, elsewhere.target if elsewhere else find_target(spec.target))
         kernel = load_kernel(spec.kernel)
