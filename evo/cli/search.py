@@ -14,7 +14,6 @@ from evo.analysis.finals import read_run_finals
 from evo.analysis.runs import find_run
 from evo.cli.jobs import read_jobs
 from evo.cli.options import Db, Json, RunName, TargetName, print_json
-from evo.cli.outcome import outcome_record, print_outcome
 from evo.environment import DEFAULT_DB, command_line
 from evo.errors import EvoError, UnknownNameError, UsageError
 from evo.job.job import OPTIONS, Job, make_job, read_budget, read_options, read_place
@@ -25,6 +24,7 @@ from evo.lineage import RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, Workload
 from evo.problem.loading import find_kernel, load_kernel
+from evo.report.outcome import outcome_record, print_outcome
 from evo.report.progress import check_log, follow
 from evo.report.terminal import make_console, notice
 from evo.search.place import Place
