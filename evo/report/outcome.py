@@ -147,7 +147,7 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
         if any(h.confirmed is None for h in winners):
             following = [("resume", run.name), *following]
         if any((kernel.folder / file).is_file() for file in FUNCTION_FILES):
-            following.append(("export", run.name, "--out", f"my_{kernel.folder.name}"))
+            following.append(("export", run.name, "--out", f"my_{kernel.name}"))
     elif run.refused_in_finals or record["first_failure"]:
         following = [("show", short(run.refused_in_finals[0].id if run.refused_in_finals else record["first_failure"]))]
         following.append(("failures", run.name))
