@@ -66,6 +66,35 @@ def test_a_finished_run_is_not_resumed_without_a_larger_budget(searched: Run) ->
 
 
 @pytest.mark.slow
+def test_a_cell_is_run_twice(searched: Run, toy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked: dict[str, Any] = {"target": "cpu", "evaluations": 6, "seed": 3, "name": "mine", "db": searched.db}
+    with pytest.raises(StoreError) as taken:
+        evo.search(toy, **asked)
+    assert str(taken.value) == (
+        "there is a run 'mine' already; choose another name, or continue it with:"
+        f" evo.resume('mine', db={searched.db!r}), or here with resume=True"
+    )
+    assert evo.search(toy, resume=True, **asked) == searched
+    finished = "evo: run mine is finished (evaluations done); a larger budget= or evaluations= searches on\n"
+    assert capfd.readouterr() == ("", finished)
+    others = {"seed": (4, r"seed \(3\)"), "sampler": ("random", r"sampler \(evolution\)")}
+    others |= {"workloads": (["n=5,dtype=float32"], "workloads"), "fix": ({"unroll": 4}, r"fix \(none\)")}
+    for name, (value, told) in others.items():
+        with pytest.raises(UsageError, match=f"has a run 'mine' with another value of {told}"):
+            evo.search(toy, resume=True, **asked | {name: value})
+    with pytest.raises(UsageError, match="has a run 'mine' of another kernel"):
+        evo.search("layernorm", resume=True, **asked)
+    again = evo.search(toy, resume=True, finalists=1, **asked | {"evaluations": 7})
+    told = capfd.readouterr().out.splitlines()
+    assert told[0].startswith("run mine is resumed: 6 candidates")
+    assert told[-1].startswith(f"next:  evo show mine --db {searched.db}") or "evo.resume('mine'" in told[-1]
+    assert again == searched
+    with evo.Lineage(searched.db) as lineage:
+        assert len(lineage.history("mine")) == 7
+    assert evo.search(toy, resume=True, progress=False, **asked | {"name": "new", "evaluations": 1}).name == "new"
+
+
+@pytest.mark.slow
 def test_the_documented_script_searches_and_exports_a_package_that_computes(tmp_path: Path) -> None:
     """It has no guard, and workers do not run it again."""
     text = (Path(__file__).parent.parent / "docs" / "lineage.md").read_text()

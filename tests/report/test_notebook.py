@@ -85,8 +85,7 @@ def test_a_notebook_is_known_by_its_shell(kind: str, expected: bool, monkeypatch
 def test_ipython_shows_a_line_for_a_mistake_and_the_traceback_for_a_fault_of_evo() -> None:
     assert UsageError("no such \x1b[2J run")._render_traceback_() == ["UsageError: no such \\x1b[2J run"]
     assert EvoError("nothing passed")._render_traceback_() == ["EvoError: nothing passed"]
-    try:
+    with pytest.raises(EngineError) as raised:
         raise EngineError("unlikely")
-    except EngineError as error:
-        assert error._render_traceback_()[0].startswith("Traceback")
+    assert raised.value._render_traceback_()[0].startswith("Traceback")
     assert not hasattr(ValueError("x"), "_render_traceback_")
