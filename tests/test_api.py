@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import sys
@@ -66,7 +67,9 @@ def test_a_finished_run_is_not_resumed_without_a_larger_budget(searched: Run) ->
 
 
 @pytest.mark.slow
-def test_a_cell_is_run_twice(searched: Run, toy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_is_run_twice(searched: Run, toy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    searched = replace(searched, db=shutil.copy(searched.db, tmp_path))
+    capfd.readouterr()
     asked: dict[str, Any] = {"target": "cpu", "evaluations": 6, "seed": 3, "name": "mine", "db": searched.db}
     with pytest.raises(StoreError) as taken:
         evo.search(toy, **asked)
