@@ -213,7 +213,7 @@ def test_what_cannot_be_searched_is_refused_in_one_sentence(tmp_path: Path) -> N
         (toy, {"name": "a/b"}, "'a/b' is not a name for a run"),
         (toy, {"evaluations": True}, "evaluations must be a whole number, got True"),
         (toy, {"patience": 2.5}, "patience must be a whole number, got 2.5"),
-        (toy, {"seed": -1}, "--seed must be"),
+        (toy, {"seed": -1}, "seed= must be"),
         (toy, {"fix": {"unrol": 4}}, "did you mean unroll"),
         (toy, {"target": "tpu"}, "unknown target"),
         (toy, {"scheduler": "tcp://h:1"}, "scheduler is no option any more; say where work runs with on: "),
