@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import sys
@@ -65,6 +66,37 @@ def test_a_finished_run_is_not_resumed_without_a_larger_budget(searched: Run) ->
         searched.resume()
     with pytest.raises(UsageError, match="did you mean mine"):
         evo.resume("mime", db=searched.db)
+
+
+@pytest.mark.slow
+def test_a_cell_is_run_twice(searched: Run, toy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    searched = replace(searched, db=shutil.copy(searched.db, tmp_path))
+    capfd.readouterr()
+    asked: dict[str, Any] = {"target": "cpu", "evaluations": 6, "seed": 3, "name": "mine", "db": searched.db}
+    with pytest.raises(StoreError) as taken:
+        evo.search(toy, **asked)
+    assert str(taken.value) == (
+        "there is a run 'mine' already; choose another name, or continue it with:"
+        f" evo.resume('mine', db={searched.db!r}), or here with resume=True"
+    )
+    assert evo.search(toy, resume=True, **asked) == searched
+    finished = "evo: run mine is finished (evaluations done); a larger budget= or evaluations= searches on\n"
+    assert capfd.readouterr() == ("", finished)
+    others = {"seed": (4, r"seed \(3\)"), "sampler": ("random", r"sampler \(evolution\)")}
+    others |= {"workloads": (["n=5,dtype=float32"], "workloads"), "fix": ({"unroll": 4}, r"fix \(none\)")}
+    for name, (value, told) in others.items():
+        with pytest.raises(UsageError, match=f"has a run 'mine' with another value of {told}"):
+            evo.search(toy, resume=True, **asked | {name: value})
+    with pytest.raises(UsageError, match="has a run 'mine' of another kernel"):
+        evo.search("layernorm", resume=True, **asked)
+    again = evo.search(toy, resume=True, finalists=1, **asked | {"evaluations": 7})
+    told = capfd.readouterr().out.splitlines()
+    assert told[0].startswith("run mine is resumed: 6 candidates")
+    assert told[-1].startswith(f"next:  evo show mine --db {searched.db}") or "evo.resume('mine'" in told[-1]
+    assert again == searched
+    with evo.Lineage(searched.db) as lineage:
+        assert len(lineage.history("mine")) == 7
+    assert evo.search(toy, resume=True, progress=False, **asked | {"name": "new", "evaluations": 1}).name == "new"
 
 
 @pytest.mark.slow
@@ -216,7 +248,7 @@ def test_what_cannot_be_searched_is_refused_in_one_sentence(tmp_path: Path) -> N
         (toy, {"name": "a/b"}, "'a/b' is not a name for a run"),
         (toy, {"evaluations": True}, "evaluations must be a whole number, got True"),
         (toy, {"patience": 2.5}, "patience must be a whole number, got 2.5"),
-        (toy, {"seed": -1}, "--seed must be"),
+        (toy, {"seed": -1}, "seed= must be"),
         (toy, {"fix": {"unrol": 4}}, "did you mean unroll"),
         (toy, {"target": "tpu"}, "unknown target"),
         (toy, {"scheduler": "tcp://h:1"}, "scheduler is no option any more; say where work runs with on: "),

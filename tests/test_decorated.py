@@ -225,6 +225,7 @@ WRONG = {
         "def f(x):\n    '''__global__ void f(const float* x, float* y, int n) { y[0] = x[n - 1]; }'''\n    return x",
         r'does not show the grid: .* tiles=\(\("n", 1\),\)',
     ),
+    "no C": ("def f(x):\n    '''void f(const float* x, float* y) {}'''\n    return x", 'declared extern "C" void NAME'),
     "code": (
         f"def f(x):\n    '''{ONE.replace('= x[i]', '= x[i] x')}'''\n    return x",
         r"cuda.cu does not compile for sm_89: cuda.cu\(1\): error",
