@@ -174,6 +174,8 @@ def _print_only(
         if most := refused_most:
             reason = most["example"][:_REASON] or "nothing was said"
             console.say(f"most often: {most['candidates']} {most['status'].replace('_', ' ')}: {reason}")
+        elif refused := next((f for f in run.refused_in_finals if f.task == held.task), None):
+            console.say(f"{short(refused.id)} was refused: {refused.status.replace('_', ' ')}: {refused.reason[:_REASON]}")
         return
     unchecked = "; not all could be checked" if any(UNCHECKED in remark for remark in held.remarks) else ""
     winner, found = f"winner {short(held.winner)} for {name}", held.confirmed
