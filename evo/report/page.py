@@ -195,10 +195,8 @@ _CONFIG: Spec = {
         "titlePadding": 8,
     },
     "axisX": {"grid": False},
-    "axisY": {
-        "domain": False, "ticks": False, "labelPadding": 6, "titleAngle": 0, "titleAlign": "left", "titleX": -34, "titleY": -9,
-        "titleBaseline": "bottom",
-    },
+    "axisY": {"domain": False, "ticks": False, "labelPadding": 6, "titleAngle": 0, "titleAlign": "left", "titleX": -34,
+              "titleY": -9, "titleBaseline": "bottom"},
 }  # fmt: skip
 
 
@@ -410,7 +408,7 @@ def _final_row(data: WorkloadOutcome) -> Spec | None:
     if timing is None or timing.stage != "final" or not timing.ratio or timing.disturbed:
         return None
     tip = f"final: {times(timing.ratio)} ({interval(timing.ratio_low, timing.ratio_high)})"
-    return {"y": 1 / timing.ratio, "text": f"final {1 / timing.ratio:.3g}×", "tip": tip}
+    return {"y": 1 / timing.ratio, "text": f"final {1 / timing.ratio:.2f}×", "tip": tip}
 
 
 # Lineage: the ancestors of the leader
@@ -448,13 +446,12 @@ def draw_lineage(data: WorkloadOutcome, anchor: str, *, upright: bool = False) -
     ]  # fmt: skip
     along, up = ("y", "x") if upright else ("x", "y")
     place = {
-        along: _word("x", [row["x"] for row in rows.values()], None if upright else "ancestors, by when they were tried",
-                     labelAngle=0, labelOverlap=True, domain=False, ticks=False),
+        along: _word("x", [row["x"] for row in rows.values()], labelAngle=0, labelOverlap=True, domain=False, ticks=False),
         up: _speedup([row["y"] for row in rows.values()]),
     }  # fmt: skip
-    place[up]["axis"]["grid"] = True
+    place[up]["axis"] |= {"grid": True, "tickCount": 4 if upright else 6}
     ends = {**place, f"{along}2": {"field": "x2"}, f"{up}2": {"field": "y2"}}
-    beside = {"align": "left", "dx": 11} if upright else {"dy": -14}
+    beside = {"aria": False, **({"align": "left", "dx": 11} if upright else {"dy": -14})}
     marks, written = {**place, "href": {"field": "href"}}, {**place, "text": {"field": "text"}}
     told = [s for s in main[:-1] if s.gain is not None and not s.tie and len(steps) <= _MOST_LABELS]
     layers = [
@@ -464,8 +461,8 @@ def draw_lineage(data: WorkloadOutcome, anchor: str, *, upright: bool = False) -
         _layer([rows[s.id] for s in steps if not s.main_line], "circle", marks, color=_PAPER, stroke=_DOT,
                strokeWidth=1.5, size=55),
         _layer([rows[s.id] for s in main], "circle", marks, color=_ACCENT, stroke=_PAPER, size=105),
-        _layer([{**rows[s.id], "text": gain_text(s)} for s in told], "text", written, aria=False, **beside),
-        _layer([{**rows[main[-1].id], "text": times(main[-1].score)}], "text", written, fontWeight=600, aria=False, **beside),
+        _layer([{**rows[s.id], "text": gain_text(s)} for s in told], "text", written, **beside),
+        _layer([{**rows[main[-1].id], "text": times(main[-1].score)}], "text", written, fontWeight=600, **beside),
     ]  # fmt: skip
     return Figure(
         name="lineage",

@@ -119,20 +119,21 @@ def is_sure(step: Kin) -> bool:
 
 
 _WORDS = {
-    "arch": "architecture", "cache_bytes": "last-level cache", "calls_per_sample": "calls per sample", "created": "started",
-    "cpu_mhz": "clock of the cores", "cuda": "CUDA", "cuda_driver": "CUDA", "discarded": "disturbed rounds left out",
-    "disturbed": "disturbed rounds kept", "driver": "driver or system", "elapsed_s": "time of searching", "evo": "evo",
-    "budget.evaluations": "budget of candidates", "evaluations": "candidates", "finalists": "finalists, at most",
+    "arch": "architecture", "budget.evaluations": "budget of candidates", "cache_bytes": "last-level cache",
+    "cpu_mhz": "clock of the cores", "created": "started", "cuda": "CUDA", "cuda_driver": "CUDA",
+    "discarded": "disturbed rounds left out", "disturbed": "disturbed rounds kept", "driver": "driver or system",
+    "elapsed_s": "time of searching", "evaluations": "candidates", "finalists": "finalists, at most",
     "gate_seed": "seed of the gate's data", "high_us": "95% interval, to", "kernel_digest": "digest of the kernel",
-    "l2_bytes": "L2 cache", "load": "load of the machine", "low_us": "95% interval, from", "max_in_flight":
-    "candidates in flight, at most", "median_us": "median time", "memory_bytes": "memory", "memory_mhz": "clock of the memory",
-    "name": "run", "nvrtc": "NVRTC", "origins": "started from those of", "passed": "passed the gate", "patience":
-    "budget of candidates without a gain", "pci_bus": "PCI address", "power_w": "power", "python": "Python", "ratio":
-    "time over the reference's", "ratio_high": "95% interval of that, to", "ratio_low": "95% interval of that, from",
-    "sanitize_finals": "finals under the memory checker", "seconds": "budget of time", "seed": "seed of the proposals", "sets":
-    "sets of data", "sm_mhz": "clock of the multiprocessors", "starts": "started from", "stop_reason": "ended because",
-    "temperature_c": "temperature", "throttle_reasons": "bits of NVML's reasons for lower clocks", "torch": "PyTorch",
-    "updated": "last written",
+    "l2_bytes": "L2 cache", "load": "load of the machine", "low_us": "95% interval, from",
+    "max_in_flight": "candidates in flight, at most", "median_us": "median time", "memory_bytes": "memory",
+    "memory_mhz": "clock of the memory", "name": "run", "nvrtc": "NVRTC", "origins": "starts taken from",
+    "passed": "passed the gate", "patience": "budget of candidates without a gain", "pci_bus": "PCI address",
+    "power_w": "power", "python": "Python", "ratio": "time over the reference's",
+    "ratio_high": "95% interval of that, to", "ratio_low": "95% interval of that, from",
+    "sanitize_finals": "finals under the memory checker", "seconds": "budget of time", "seed": "seed of the proposals",
+    "sets": "sets of data", "sm_mhz": "clock of the multiprocessors", "starts": "started from",
+    "stop_reason": "ended because", "temperature_c": "temperature",
+    "throttle_reasons": "bits of NVML's reasons for lower clocks", "torch": "PyTorch", "updated": "last written",
 }  # fmt: skip
 """What a report calls the names of records that do not speak for themselves."""
 _GROUPS = {"counts": "ended as ", "fixed": "fixed ", "missing_kinds": "no gate case, ", "sampler": "sampler option "}
@@ -147,11 +148,12 @@ def rows(record: Mapping[str, Any], *left_out: str, group: str = "") -> list[tup
         if isinstance(value, Mapping) and name not in left_out:
             found += rows(value, group=name)
         elif name not in left_out and value not in (None, "", []) and not isinstance(value, tuple):
-            stem, _, unit = name.rpartition("_")
-            plain = stem if unit in {*_UNITS, "bytes"} else name
-            title = _WORDS.get(f"{group}.{name}") or _WORDS.get(name) or plain.replace("_", " ")
             if group in _GROUPS:
-                title = _GROUPS[group] + name.replace("_", " ")
+                own = name.replace("_", " ") if group == "counts" else name
+                found.append((_GROUPS[group] + own, _in_words("", value)))
+                continue
+            plain = name.rpartition("_")[0] if name.rpartition("_")[2] in {*_UNITS, "bytes"} else name
+            title = _WORDS.get(f"{group}.{name}") or _WORDS.get(name) or plain.replace("_", " ")
             found.append((title, _in_words(name, value)))
     return list(dict.fromkeys(found))  # two names may mean the same
 
@@ -163,7 +165,7 @@ def _in_words(name: str, value: Any) -> str:
         return counted(len(value), "configuration") if name == "starts" else ", ".join(map(value_text, value))
     if name in ("created", "updated", "finished"):  # ISO 8601 in UTC
         return f"{value[:19].replace('T', ' ')} UTC"
-    if isinstance(value, bool) or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", value_text(value)) or "seed" in name:
+    if isinstance(value, bool) or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value)):
         return value_text(value)
     number = float(value)
     if unit == "bytes":
@@ -172,7 +174,7 @@ def _in_words(name: str, value: Any) -> str:
         return duration(number)
     if unit == "us":
         return f"{micro(number)} µs"
-    return f"{number:,.4g} {_UNITS[unit]}" if unit in _UNITS else f"{value:,}" if isinstance(value, int) else value_text(value)
+    return f"{number:,.4g} {_UNITS[unit]}" if unit in _UNITS else value_text(value)
 
 
 # How to repeat it
