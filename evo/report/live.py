@@ -18,7 +18,7 @@ from bottle import Bottle, request, response
 from sqlalchemy import select
 
 from evo.analysis.outcome import read_outcome
-from evo.analysis.runs import list_runs
+from evo.analysis.runs import RunSummary, find_run, list_runs
 from evo.errors import EvoError, UnknownNameError, UsageError
 from evo.lineage import models as m
 from evo.lineage.database import command_line
@@ -94,7 +94,7 @@ class LivePages:
         self._trials, self._optuna = trials, optuna
         self._making = threading.Lock()
         self._app = Bottle()
-        self._app.get("/", callback=lambda: self._frame("evo: runs", "/body"))
+        self._app.get("/", callback=lambda: self._frame("evo: runs", "/body", None))
         self._app.get("/body", callback=self._body)
         self._app.get("/run/<name>", callback=self._run_frame)
         self._app.get("/run/<name>/body", callback=self._body)
@@ -121,15 +121,16 @@ class LivePages:
 
     def _run_frame(self, name: str) -> str:
         with Store.open(self._db, write=False) as store:
-            name = store.run(name).name
+            run = find_run(store, name)
         if self._trials is not None:
-            self._trials.asked_for.add(name)
-        return self._frame(f"{name}: evo", f"/run/{quote(name, safe='')}/body")
+            self._trials.asked_for.add(run.name)
+        return self._frame(f"{run.name}: evo", f"/run/{quote(run.name, safe='')}/body", run)
 
-    def _frame(self, title: str, body: str) -> str:
-        """A page whose script fetches its body, again and again. body: the address of that."""
+    def _frame(self, title: str, body: str, run: RunSummary | None) -> str:
+        """A page whose script fetches its body, again and again. body: the address of that. What is known of the run, or the
+        list's head, stands where the body will have it."""
         file = command_line(self._named, "report", "RUN", "--out", "report.html")
-        frame = render("live.html.j2", error="", source=body, optuna=self._optuna is not None, file=file)
+        frame = render("live.html.j2", error="", source=body, optuna=self._optuna is not None, file=file, run=run)
         return render_frame(title, frame, live=True)
 
     def _body(self, name: str | None = None) -> str:

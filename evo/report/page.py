@@ -165,8 +165,8 @@ def write_file(out: Path, content: bytes) -> None:
 
 # -- the figures ---------------------------------------------------------------------------------------------------
 
-HALF_PX, WIDE_PX = 500, 1000
-"""Widths of figures that stand side by side, and of those that take the whole page."""
+HALF_PX, WIDE_PX = 420, 1000
+"""Widths of figures that stand side by side or fill a phone, and of those that take a whole page."""
 PNG_SCALE = 3
 """Pixels of a PNG for each unit of its figure: 300 dots an inch where that is a third of a column wide."""
 
@@ -196,7 +196,8 @@ _CONFIG: Spec = {
         "titlePadding": 8,
     },
     "axisX": {"grid": False},
-    "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
+    "axisY": {"domain": False, "ticks": False, "labelPadding": 6, "titleAngle": 0, "titleAlign": "left", "titleX": -34,
+              "titleY": -9, "titleBaseline": "bottom"},
 }  # fmt: skip
 
 
@@ -205,7 +206,7 @@ class Figure:
     """A drawing with its words.
 
     name: a file's name. title: the subject; caption: how to read it; alt: what it shows, for screen readers. layers: layers
-    of Vega-Lite; those without data are left out. height: the plot's height in pixels.
+    of Vega-Lite; those without data are left out. height: the plot's height in pixels. upright: the same for a phone.
     """
 
     name: str
@@ -215,6 +216,7 @@ class Figure:
     layers: Sequence[Spec]
     height: int
     wide: bool = False
+    upright: "Figure | None" = None
 
     def inline(self) -> Markup:
         """The figure as a part of a page, whose style has the colours."""
@@ -290,8 +292,10 @@ def _word(field: str, words: Sequence[str], title: str | None = None, **axis: An
     return {"field": field, "type": "nominal", "scale": {"domain": list(words)}, "title": title, "axis": axis}
 
 
-def _speedup(domain: tuple[float, float]) -> Spec:
-    return _number("y", "speed-up over the reference", domain, labelExpr="datum.label + '×'")
+def _speedup(speedups: Sequence[float]) -> Spec:
+    """A channel of these speed-ups. It begins at zero, so that a gain of a tenth looks like a tenth."""
+    top = 1.08 * max(1.0, *speedups)
+    return _number("y", "speed-up over the reference", (0.0, top), labelExpr="datum.label + '×'", tickCount=6)
 
 
 # Convergence: the best so far, over candidates and time
@@ -314,27 +318,29 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
     line = [*bests, {**bests[-1], "x": last}]
     refused = sorted({round(float(p) / last * _MOST_STROKES) for p in positions[~data.passed]})
     x_title = "seconds of searching" if seconds else "candidates evaluated"
-    x, y = _number("x", x_title, (0.0, last), tickCount=7), _speedup(_speedup_range(data))
+    final, highest = _final_row(data), float(data.speedup[np.isfinite(data.speedup)].max())
+    x = _number("x", x_title, (0.0, last), tickCount=6)
+    y = _speedup([highest, *(m.high for m in data.milestones), *([final["y"]] if final else [])])
     at_bottom = {"value": {"expr": "height - 3"}}
     layers = [
         _layer([{"y": 1.0}], "rule", {"y": y}, color=_MUTED, strokeDash=[4, 3]),
         _layer(dots := _dots(positions, data.speedup), "line", {"x": x, "y": y, "order": {"field": "place"}}, color=_DOT,
                strokeWidth=min(5, max(3, 120 / len(dots) ** 0.5)), strokeCap="round", invalid="break-paths-filter-domains"),
         _layer([{"x": place / _MOST_STROKES * last} for place in refused], "tick", {"x": x, "y": at_bottom},
-               orient="vertical", color=_WARN, opacity=0.5, size=6, thickness=1),
+               orient="vertical", color=_WARN, size=6, thickness=1),
         _layer(line, "area", {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}, interpolate="step-after",
                color=_BAND, opacity=0.75, aria=False),
         _layer(line, "line", {"x": x, "y": y}, interpolate="step-after", color=_ACCENT, strokeWidth=2, aria=False),
         _layer(bests, "circle", {"x": x, "y": y}, color=_ACCENT, stroke=_PAPER, size=55),
     ]  # fmt: skip
-    if (final := _final_row(data)) is not None:
+    if final is not None:
         beside = {"x": {"value": {"expr": "width + 8"}}, "y": y, "text": {"field": "text"}}
         layers.append(_layer([final], "text", beside, align="left", fontWeight=600, color=_ACCENT))
     caption = (
         "The same against time, which includes compiling."
         if seconds
         else "Line: the best so far by the search's own timing, with its interval; dots: candidates that passed; strokes at"
-        " the bottom: refused ones. At the right: the leader as the finals timed it."
+        " the bottom: refused ones; dashed: the reference. At the right: the leader as the finals timed it."
     )
     best = data.milestones[-1]
     when = duration(best.elapsed_s) if seconds else f"{best.evaluated:,} of {counted(data.number, 'candidate')}"
@@ -348,7 +354,7 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
         caption=caption,
         alt=alt,
         layers=layers,
-        height=300,
+        height=280,
     )
 
 
@@ -384,14 +390,6 @@ def draw_scores(name: str, title: str, scores: Sequence[Score]) -> Figure:
     )
 
 
-def _speedup_range(data: WorkloadOutcome) -> tuple[float, float]:
-    """The range of the axis. Slow outliers may lie on its floor; the line, the reference and nearly all dots do not."""
-    known, final = data.speedup[np.isfinite(data.speedup)], _final_row(data)
-    bottom = min(float(np.quantile(known, 0.02)), data.milestones[0].low, 1.0)
-    top = max(float(known.max()), *(m.high for m in data.milestones), 1.0, final["y"] if final else 0.0)
-    return max(0.0, bottom - 0.15 * (top - bottom)), top + 0.08 * (top - bottom or top)
-
-
 def _dots(positions: NDArray[np.float64], speedup: NDArray[np.float64]) -> list[Spec]:
     """The points of one path, because a million candidates must not become a million elements: a line that breaks after
     every point and has round ends looks like dots."""
@@ -413,7 +411,7 @@ def _final_row(data: WorkloadOutcome) -> Spec | None:
     if timing is None or timing.stage != "final" or not timing.ratio or timing.disturbed:
         return None
     tip = f"final: {times(timing.ratio)} ({interval(timing.ratio_low, timing.ratio_high)})"
-    return {"y": 1 / timing.ratio, "text": f"final {1 / timing.ratio:.3g}×", "tip": tip}
+    return {"y": 1 / timing.ratio, "text": f"final {1 / timing.ratio:.2f}×", "tip": tip}
 
 
 # Lineage: the ancestors of the leader
@@ -434,9 +432,9 @@ def change_text(step: Kin) -> str:
     return ", ".join(parts) or "nothing that the genome shows"
 
 
-def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
+def draw_lineage(data: WorkloadOutcome, anchor: str, *, upright: bool = False) -> Figure | None:
     """The ancestors in the order of their trial, with their speed-ups; of very many, the last ones of the main line. Marks
-    link to the rows of the section's table, whose ids begin with its anchor."""
+    link to the rows of the section's table, whose ids begin with its anchor. upright: one below the other, for a phone."""
     steps = [s for s in data.steps if s.score]
     if len(steps) > _MOST_STEPS:
         steps = [s for s in steps if s.main_line][-_MOST_STEPS:]
@@ -444,36 +442,38 @@ def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
     if not main:
         return None
     rows = {s.id: _step_row(s, anchor) for s in steps}
-    ups = [row["y"] for row in rows.values()]
-    margin = 0.08 * (max(ups) - min(ups)) or 0.05 * max(ups)
-    low, high = max(0.0, min(ups) - margin), max(ups) + margin
     edges = [
         {"x": rows[parent.id]["x"], "y": rows[parent.id]["y"], "x2": rows[s.id]["x"], "y2": rows[s.id]["y"],
          "main": s.main_line and i == 0}
         for s in steps for i, parent in enumerate(s.parents) if parent.id in rows
     ]  # fmt: skip
-    x = _word("x", [row["x"] for row in rows.values()], "ancestors, by when they were tried", labelAngle=0,
-              labelOverlap=True, domain=False, ticks=False)  # fmt: skip
-    place = {"x": x, "y": _speedup((low, high))}
-    ends = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
+    along, up = ("y", "x") if upright else ("x", "y")
+    place = {
+        along: _word("x", [row["x"] for row in rows.values()], labelAngle=0, labelOverlap=True, domain=False, ticks=False),
+        up: _speedup([row["y"] for row in rows.values()]),
+    }  # fmt: skip
+    place[up]["axis"] |= {"grid": True, "tickCount": 4 if upright else 6}
+    ends = {**place, f"{along}2": {"field": "x2"}, f"{up}2": {"field": "y2"}}
+    beside = {"aria": False, **({"align": "left", "dx": 11} if upright else {"dy": -14})}
     marks, written = {**place, "href": {"field": "href"}}, {**place, "text": {"field": "text"}}
     told = [s for s in main[:-1] if s.gain is not None and not s.tie and len(steps) <= _MOST_LABELS]
     layers = [
-        _layer([e for e in edges if not e["main"]], "rule", ends, color=_DOT, opacity=0.65),
+        _layer([{"y": 1.0}], "rule", {up: place[up]}, color=_MUTED, strokeDash=[4, 3]),
+        _layer([e for e in edges if not e["main"]], "rule", ends, color=_DOT),
         _layer([e for e in edges if e["main"]], "rule", ends, color=_ACCENT, strokeWidth=2.25),
         _layer([rows[s.id] for s in steps if not s.main_line], "circle", marks, color=_PAPER, stroke=_DOT,
                strokeWidth=1.5, size=55),
         _layer([rows[s.id] for s in main], "circle", marks, color=_ACCENT, stroke=_PAPER, size=105),
-        _layer([{**rows[s.id], "text": gain_text(s)} for s in told], "text", written, dy=-13, aria=False),
-        _layer([{**rows[main[-1].id], "text": times(main[-1].score)}], "text", written, dy=-14, fontWeight=600, aria=False),
+        _layer([{**rows[s.id], "text": gain_text(s)} for s in told], "text", written, **beside),
+        _layer([{**rows[main[-1].id], "text": times(main[-1].score)}], "text", written, fontWeight=600, **beside),
     ]  # fmt: skip
     return Figure(
         name="lineage",
         title="Lineage of the leader",
         caption=(
-            "From left to right the ancestors in the order in which they were tried; height: their speed-up by the search's"
-            " own timing. Blue: the main line, through first parents, with the gains of steps that are no ties; grey: other"
-            " parents."
+            "The ancestors in the order in which they were tried, with their speed-up by the search's own timing. Blue: the"
+            " main line, through first parents, with the gains of steps that are no ties; grey: other parents; dashed: the"
+            " reference."
             + (f" Left out: {counted(left, 'candidate')} without a time, or further from the leader." if left > 0 else "")
         ),
         alt=(
@@ -481,8 +481,9 @@ def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
             f" #{main[0].order} to #{main[-1].order}. The table below says what each changed."
         ),
         layers=layers,
-        height=330,
-        wide=True,
+        height=min(24 * len(steps), 10 * len(steps) + 280) + 40 if upright else 330,
+        wide=not upright,
+        upright=None if upright else draw_lineage(data, anchor, upright=True),
     )
 
 
@@ -544,8 +545,8 @@ def _draw_importance(data: WorkloadOutcome) -> Figure | None:
 
 # Pairs: the best with two values together
 
-_PAIRED, _MOST_VALUES = 3, 12
-_CELL_PX, _LABEL_PX = 26, 110
+_PAIRED, _MOST_VALUES, _MOST_ACROSS = 3, 12, 8
+_CELL_PX, _LABEL_PX = 26, 100
 
 
 def _draw_pairs(data: WorkloadOutcome) -> Iterator[Figure]:
@@ -554,7 +555,8 @@ def _draw_pairs(data: WorkloadOutcome) -> Iterator[Figure]:
     chosen = [name for name in data.important if 1 < number[name] <= _MOST_VALUES][:_PAIRED]
     for pair in combinations(chosen, 2):
         across, down = sorted(pair, key=lambda name: number[name])
-        yield _draw_pair(data, down, across)
+        if number[across] <= _MOST_ACROSS:
+            yield _draw_pair(data, down, across)
 
 
 def _draw_pair(data: WorkloadOutcome, down: str, across: str) -> Figure:
@@ -576,12 +578,14 @@ def _draw_pair(data: WorkloadOutcome, down: str, across: str) -> Figure:
                    ticks=False),
         "y": _word("y", lines, labelLimit=_LABEL_PX, labelColor=_INK),
     }  # fmt: skip
-    scale = {"range": [0.04, 0.45], "zero": False, "nice": False}
+    top = max((row["best"] for row in timed), default=1.0)
+    scale = {"type": "log", "domain": [top / 2, top], "range": [0.04, 0.45], "nice": False, "clamp": True}
     shade = {"field": "best", "type": "quantitative", "legend": None, "scale": scale}
     return Figure(
         name=re.sub("[^A-Za-z0-9-]", "_", f"pair-{down[:40]}-{across[:40]}"),
         title=f"{down} ↓ {across} →",
-        caption="The best speed-up with these two values. 0: none passed; empty: never tried; –: the parameter has no part.",
+        caption="The best speed-up with these two values, shaded from half the highest on. 0: none passed; empty: never"
+        " tried; –: the parameter has no part.",
         alt=f"Best speed-up for {len(lines)} by {len(columns)} values, in {counted(len(rows), 'cell')} with candidates.",
         layers=[
             _layer(timed, "rect", {**place, "fillOpacity": shade}, color=_ACCENT, stroke=_PAPER, strokeWidth=2),

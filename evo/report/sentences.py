@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evo.analysis.importance import Importance, undersampled
 from evo.lineage.database import command_line
-from evo.report.text import counted, micro, short, times, value_text
+from evo.report.text import counted, duration, micro, short, times, value_text
 
 if TYPE_CHECKING:  # `evo importance` needs none of it
     from evo.analysis.descent import Kin
     from evo.analysis.outcome import RunOutcome, WorkloadOutcome
+    from evo.analysis.runs import TaskSummary
 
-__all__ = ["commands", "hardly_tried", "headline", "importance_gap", "remarks", "rows", "run_headline", "size"]
+__all__ = ["commands", "hardly_tried", "headline", "importance_gap", "remarks", "rows", "run_headline", "size", "subject"]
 
 # What was found
 
 
-def size(data: WorkloadOutcome) -> str:
+def size(task: TaskSummary) -> str:
     """A workload in short: 4096 × 4096 float16."""
-    return f"{' × '.join(str(v) for v in data.task.dims.values())} {data.task.dtype}"
+    return f"{' × '.join(str(v) for v in task.dims.values())} {task.dtype}"
+
+
+def subject(kernel: str, tasks: Sequence[TaskSummary]) -> str:
+    """What was searched, in short: the kernel, and its workload if there is one only."""
+    name = kernel.rstrip("/").rpartition("/")[2]
+    return f"{name}, {size(tasks[0])}" if len(tasks) == 1 else name
 
 
 def headline(data: WorkloadOutcome) -> str:
@@ -36,10 +44,10 @@ def headline(data: WorkloadOutcome) -> str:
             f"Nothing was found: of {counted(data.number, 'candidate')} {passed or 'none'} passed the gate and its timed"
             " calls."
         )
+    if data.busy:
+        return "Not measured: the machine was too busy."
     reference = next((t.contender for t in data.baselines if t.ratio is None), "torch")
     name = "PyTorch" if reference == "torch" else reference
-    if data.busy:
-        return f"Not measured: the machine was too busy, and no speed-up over {name} is sure."
     if data.tie:
         return f"A tie with {name}: the difference is within the noise floor."
     if data.finals.not_confirmed and timing.stage == "final":
@@ -54,10 +62,10 @@ def headline(data: WorkloadOutcome) -> str:
 def run_headline(run: RunOutcome) -> str:
     """The title of the report."""
     known = [w for w in run.workloads if w.timing and w.timing.ratio]
-    name = run.run.kernel.rstrip("/").rpartition("/")[2]
-    if len(run.workloads) == 1 or len(known) == 1:
-        one = known[0] if known else run.workloads[0]
-        return f"{name}, {size(one)}: {headline(one)[:1].lower()}{headline(one)[1:]}".rstrip(".")
+    told = known if len(known) == 1 else run.workloads
+    name = subject(run.run.kernel, [w.task for w in told])
+    if len(told) == 1:
+        return f"{name}: {headline(told[0])[:1].lower()}{headline(told[0])[1:]}".rstrip(".")
     if not known:
         return f"{name}: nothing was found"
     ratios = sorted(w.timing.ratio for w in known if w.timing and w.timing.ratio and not w.busy)
@@ -110,16 +118,63 @@ def is_sure(step: Kin) -> bool:
     return step.gain is not None and step.score is not None and step.parents[0].score is not None
 
 
-def rows(record: Mapping[str, Any], *left_out: str, before: str = "") -> list[tuple[str, str]]:
-    """Nested names and values as rows, without lists and what is not set. left_out: names to leave out."""
+_WORDS = {
+    "arch": "architecture", "budget.evaluations": "budget of candidates", "cache_bytes": "last-level cache",
+    "cpu_mhz": "clock of the cores", "created": "started", "cuda": "CUDA", "cuda_driver": "CUDA",
+    "discarded": "disturbed rounds left out", "disturbed": "disturbed rounds kept", "driver": "driver or system",
+    "elapsed_s": "time of searching", "evaluations": "candidates", "finalists": "finalists, at most",
+    "gate_seed": "seed of the gate's data", "high_us": "95% interval, to", "kernel_digest": "digest of the kernel",
+    "l2_bytes": "L2 cache", "load": "load of the machine", "low_us": "95% interval, from",
+    "max_in_flight": "candidates in flight, at most", "median_us": "median time", "memory_bytes": "memory",
+    "memory_mhz": "clock of the memory", "name": "run", "nvrtc": "NVRTC", "origins": "starts taken from",
+    "passed": "passed the gate", "patience": "budget of candidates without a gain", "pci_bus": "PCI address",
+    "power_w": "power", "python": "Python", "ratio": "time over the reference's",
+    "ratio_high": "95% interval of that, to", "ratio_low": "95% interval of that, from",
+    "sanitize_finals": "finals under the memory checker", "seconds": "budget of time", "seed": "seed of the proposals",
+    "sets": "sets of data", "sm_mhz": "clock of the multiprocessors", "starts": "started from",
+    "stop_reason": "ended because", "temperature_c": "temperature",
+    "throttle_reasons": "bits of NVML's reasons for lower clocks", "torch": "PyTorch", "updated": "last written",
+}  # fmt: skip
+"""What a report calls the names of records that do not speak for themselves."""
+_GROUPS = {"counts": "ended as ", "fixed": "fixed ", "missing_kinds": "no gate case, ", "sampler": "sampler option "}
+"""What a report writes before names in a group; before those of others, nothing."""
+_UNITS = {"us": "µs", "mhz": "MHz", "w": "W", "c": "°C"}
+
+
+def rows(record: Mapping[str, Any], *left_out: str, group: str = "") -> list[tuple[str, str]]:
+    """Nested names and values as rows of words, without what is not set or a tuple. left_out: names to leave out."""
     found: list[tuple[str, str]] = []
     for name, value in record.items():
-        title = f"{before}{name}".replace("_", " ")
         if isinstance(value, Mapping) and name not in left_out:
-            found += rows(value, before=f"{title}, ")
-        elif name not in left_out and value not in (None, "") and not isinstance(value, tuple):
-            found.append((title, value_text(value)))
-    return found
+            found += rows(value, group=name)
+        elif name not in left_out and value not in (None, "", []) and not isinstance(value, tuple):
+            if group in _GROUPS:
+                own = name.replace("_", " ") if group == "counts" else name
+                found.append((_GROUPS[group] + own, _in_words("", value)))
+                continue
+            plain = name.rpartition("_")[0] if name.rpartition("_")[2] in {*_UNITS, "bytes"} else name
+            title = _WORDS.get(f"{group}.{name}") or _WORDS.get(name) or plain.replace("_", " ")
+            found.append((title, _in_words(name, value)))
+    return list(dict.fromkeys(found))  # two names may mean the same
+
+
+def _in_words(name: str, value: Any) -> str:
+    """A value of a record, by its name, with its unit."""
+    unit = name.rpartition("_")[2]
+    if isinstance(value, list):
+        return counted(len(value), "configuration") if name == "starts" else ", ".join(map(value_text, value))
+    if name in ("created", "updated", "finished"):  # ISO 8601 in UTC
+        return f"{value[:19].replace('T', ' ')} UTC"
+    if isinstance(value, bool) or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value)):
+        return value_text(value)
+    number = float(value)
+    if unit == "bytes":
+        return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.1f} MB"
+    if unit in ("s", "seconds"):
+        return duration(number)
+    if unit == "us":
+        return f"{micro(number)} µs"
+    return f"{number:,.4g} {_UNITS[unit]}" if unit in _UNITS else value_text(value)
 
 
 # How to repeat it
@@ -149,7 +204,7 @@ def commands(data: RunOutcome) -> list[tuple[str, str]]:
     found = [("search again", command_line(data.db, *again))]
     for w in data.workloads:
         if w.leader is not None:
-            what = f", {size(w)}" if len(data.workloads) > 1 else ""
+            what = f", {size(w.task)}" if len(data.workloads) > 1 else ""
             leader = short(w.leader.id)
             found.append((f"build the leader anew and gate it on fresh data{what}", command_line(data.db, "check", leader)))
             found.append((f"all that is known of it{what}", command_line(data.db, "show", leader)))

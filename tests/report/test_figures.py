@@ -13,7 +13,7 @@ from recorded import Plan, record_run
 
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome, read_outcome
 from evo.lineage.store import Store
-from evo.report.page import COLOURS, draw_convergence, draw_lineage, draw_workload
+from evo.report.page import COLOURS, Figure, draw_convergence, draw_lineage, draw_workload
 from evo.report.sentences import hardly_tried, importance_gap
 from evo.report.text import value_text
 
@@ -64,6 +64,38 @@ def test_a_lineage_has_a_mark_for_each_ancestor_that_says_change_and_gain(one: W
     gained = next(s for s in one.steps if s.gain is not None and not s.tie and s.change)
     assert "→" in said[f"#w1-step-{gained.order}"]
     assert "gain over its first parent" in said[f"#w1-step-{gained.order}"]
+
+
+def _scales(figure: Figure, channel: str) -> set[tuple[float, ...]]:
+    encodings = (layer["encoding"] for layer in figure.layers if layer["data"]["values"])
+    return {tuple(e[channel]["scale"]["domain"]) for e in encodings if "scale" in e.get(channel, {})}
+
+
+def test_axes_of_speedups_and_bars_begin_at_zero_and_hold_the_reference(one: WorkloadOutcome) -> None:
+    lineage, drawn = draw_lineage(one, anchor="w1"), draw_workload(one)
+    for figure, channel in (
+        (drawn["convergence-evaluations"], "y"), (drawn["convergence-seconds"], "y"), (lineage, "y"), (lineage.upright, "x"),
+    ):  # fmt: skip
+        ((low, high),) = _scales(figure, channel)
+        assert low == 0
+        assert high >= max(1.0, *(s.speedup for s in one.milestones if "conv" in figure.name), 0.0)
+        assert any(row == {"y": 1.0} for layer in figure.layers for row in layer["data"]["values"]), "a line at 1"
+    ((low, _),) = _scales(drawn["importance"], "x")
+    assert low == 0
+
+
+def test_the_same_shade_is_the_same_share_of_the_best(one: WorkloadOutcome) -> None:
+    for pair in (figure for name, figure in draw_workload(one).items() if name.startswith("pair-")):
+        best = max(row.get("best", 0.0) for layer in pair.layers for row in layer["data"]["values"])
+        scale = pair.layers[0]["encoding"]["fillOpacity"]["scale"]
+        assert (scale["type"], scale["domain"]) == ("log", [best / 2, best])
+
+
+def test_an_upright_lineage_has_the_same_marks_below_one_another(one: WorkloadOutcome) -> None:
+    wide = draw_lineage(one, anchor="w1")
+    links = [set(re.findall(r'href="(#w1-step-\d+)"', drawn.inline())) for drawn in (wide, wide.upright)]
+    assert links[0] == links[1] != set()
+    assert draw_workload(one)["lineage"].upright.upright is None
 
 
 def test_every_candidate_is_in_one_cell_of_a_pair(one: WorkloadOutcome) -> None:

@@ -15,7 +15,7 @@ from recorded import PLANS
 from evo.analysis.outcome import RunOutcome, read_problem
 from evo.problem.loading import load_kernel, template_root
 from evo.report.page import render_page
-from evo.report.sentences import headline
+from evo.report.sentences import headline, rows
 from evo.report.text import duration, micro, visible
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -84,7 +84,7 @@ def test_tables_name_their_rows_and_columns_and_figures_say_what_is_to_be_seen(p
     page = pages["two"]
     assert all(a.get("scope") in ("row", "col") for tag, a in page.tags if tag == "th")
     drawings = [a for tag, a in page.tags if tag == "svg"]
-    assert len(drawings) == 14
+    assert len(drawings) == 16, "the lineage of each is there once more, for a phone"
     assert all(a["role"] in ("img", "group") and len(a["aria-label"] or "") > 20 for a in drawings)
 
 
@@ -155,7 +155,7 @@ def test_a_disturbed_figure_has_its_mark_wherever_it_stands(known: dict[str, Run
     spoilt = tuple(replace(t, clocks={**t.clocks, "disturbed": 2.0}) for t in one.leader.timings)
     finals = replace(one.finals, disturbed=True, confirmed=None)
     data = replace(data, workloads=(replace(one, leader=replace(one.leader, timings=spoilt), finals=finals),))
-    assert headline(data.workloads[0]) == "Not measured: the machine was too busy, and no speed-up over PyTorch is sure."
+    assert headline(data.workloads[0]) == "Not measured: the machine was too busy."
     page = Page(render_page(data))
     assert sum(a.get("class") == "mark" for tag, a in page.tags if tag == "abbr") >= 3
     assert "no speed-up of it is sure" in page.text
@@ -163,6 +163,34 @@ def test_a_disturbed_figure_has_its_mark_wherever_it_stands(known: dict[str, Run
     assert "noise floor ±" not in page.text
     assert f"{one.leader.id[:10]} winner, time not known {micro(one.timing.median_us, True)} ! too busy ! 30" in page.text
     assert f"{1 / one.timing.ratio:.3f}×" not in page.text.partition("Convergence")[0]
+
+
+def test_what_a_run_was_is_told_in_words_with_units(known: dict[str, RunOutcome]) -> None:
+    environment = {
+        "arch": "native", "nvrtc": "", "torch": "2.13.0", "cuda": "13.0",
+        "details": {"cuda_driver": "13.0", "cores": "2", "cache_bytes": "33554432", "memory_bytes": "150754820096"},
+    }  # fmt: skip
+    assert rows(environment) == [
+        ("architecture", "native"), ("PyTorch", "2.13.0"), ("CUDA", "13.0"), ("cores", "2"), ("last-level cache", "33.6 MB"),
+        ("memory", "150.8 GB"),
+    ]  # fmt: skip
+    options = {"sampler": {"pool": 20}, "fixed": {"tile_w": 1024}, "starts": [], "origins": [], "gate_seed": 7}
+    budget, counts = {"seconds": 600.0, "evaluations": 240, "patience": None}, {"ok": 214, "compile_error": 16}
+    run = replace(
+        known["one"].run, options=options, budget=budget, counts=counts, created="2026-11-29T23:55:22.305+00:00"
+    )
+    told = dict(rows(vars(run), "environment"))
+    for name, value in {
+        "seed of the proposals": "1", "seed of the gate's data": "7", "budget of time": "10 min 00 s",
+        "budget of candidates": "240", "candidates": "240", "ended as ok": "214", "ended as compile error": "16",
+        "fixed tile_w": "1024", "sampler option pool": "20", "started": "2026-11-29 23:55:22 UTC",
+    }.items():  # fmt: skip
+        assert told[name] == value, name
+    assert not {"", "[]", "None"} & set(told.values())
+    assert [name for name in told if "_" in name] == ["fixed tile_w"], "a parameter keeps its name"
+    timing = dict(rows(vars(known["one"].workloads[0].timing), "task"))
+    told = timing["median time"], timing["clock of the multiprocessors"], timing["power"]
+    assert told == ("24.15 µs", "1,980 MHz", "410 W")
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import DESKTOP, PHONE, Browser
-from recorded import Plan, Recording
+from recorded import Plan, Recording, record_run
 
 from evo.lineage.store import Store
 from evo.report.live import LivePages, open_server, server_url
@@ -57,7 +58,7 @@ def test_focus_and_pointer_show_the_change_and_the_gain(browser: Browser, folder
     browser.open((folder / "one.html").as_uri())
     shown = "const t = document.getElementById('tip'); return t.hidden ? '' : t.textContent"
     assert browser.run(shown) == ""
-    link = "document.querySelector('.fig a:has([aria-label*=gain])')"
+    link = "[...document.querySelectorAll('.fig a:has([aria-label*=gain])')].find(a => a.checkVisibility())"
     browser.run(f"{link}.focus()")
     told = browser.run(shown)
     assert "→" in told
@@ -102,11 +103,62 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     server.close()
 
 
+def test_a_phone_shows_whole_figures_with_legible_text(browser: Browser, folder: Path) -> None:
+    browser.view(PHONE)
+    browser.open((folder / "one.html").as_uri())
+    drawn = browser.run("""
+        return [...document.querySelectorAll('.fig')].filter(f => f.checkVisibility()).map(f => {
+          const texts = [...f.querySelectorAll('text')], boxes = [f, ...texts].map(t => t.getBoundingClientRect());
+          const size = parseFloat(getComputedStyle(texts[0]).fontSize) * f.getScreenCTM().a;
+          const ends = [Math.min(...boxes.map(b => b.left)), Math.max(...boxes.map(b => b.right))];
+          return [f.getAttribute('aria-label'), ...ends, size];
+        })""")
+    assert sum(label.startswith("Lineage") for label, *_ in drawn) == 1
+    for label, left, right, size in drawn:
+        assert 0 <= left < right <= PHONE[0], label
+        assert size >= 11, label
+
+
 WAIT = """
 const [what, done] = [arguments[0], arguments[1]];
 const look = () => document.body.textContent.includes(what) ? done(true) : setTimeout(look, 50);
 look();
 """
+
+
+def test_what_is_known_stands_where_the_first_part_of_a_live_page_will_have_it(browser: Browser, tmp_path: Path) -> None:
+    path, come = tmp_path / "lineage.db", threading.Event()
+    long = "a-run-with-a-very-long-name-for-which-no-phone-has-any-room"
+    with Store.open(path, write=True) as store:
+        record_run(store, Plan(name=long, evaluations=30))
+    pages = LivePages(str(path), "127.0.0.1")
+
+    def waiting(environ: Any, start: Any) -> Any:
+        if environ["PATH_INFO"].endswith("/body"):
+            come.wait(30)
+        return pages(environ, start)
+
+    server = open_server("127.0.0.1", 0, waiting)
+    threading.Thread(target=server.run, daemon=True).start()
+    places = "return ['#pause', '.kicker', 'h1', '.lede'].map(s => document.querySelector(s).getBoundingClientRect())"
+    for size in (PHONE, DESKTOP):
+        browser.view(size)
+        for address, what in (("", "The latest first"), (f"run/{long}", "How to reproduce")):
+            come.clear()
+            browser.open(server_url(server) + address)
+            before = [(r["top"], r["left"]) for r in browser.run(places)]
+            assert browser.run("return document.getElementById('page').getAttribute('aria-busy')") == "true"
+            assert browser.run("return document.querySelector('#page').innerText").strip()
+            come.set()
+            assert browser.driver.execute_async_script(WAIT, what)
+            assert [(r["top"], r["left"]) for r in browser.run(places)] == before
+            assert browser.run("return document.querySelector('[aria-busy], .bone')") is None
+            if not address:
+                cells = "return [...document.querySelectorAll('tbody tr > *')].map(c => c.getBoundingClientRect())"
+                cells = browser.run(cells)
+                assert cells[1]["right"] <= size[0], "the speed-up, beside the name"
+                assert cells[0]["width"] > 100
+    server.close()
 
 
 def test_a_live_page_follows_the_search_unless_it_is_paused(browser: Browser, served: tuple[Path, str]) -> None:
@@ -120,9 +172,10 @@ def test_a_live_page_follows_the_search_unless_it_is_paused(browser: Browser, se
         search = Recording(store, Plan(name="live", evaluations=90, failing={}))
         search.advance(30)
         browser.open(f"{url}run/live")
-        assert browser.driver.execute_async_script(WAIT, "30 candidates")
+        assert browser.driver.execute_async_script(WAIT, "How to reproduce")
         assert browser.overflow() <= 0
-        browser.run("document.querySelector('details').open = true; document.querySelector('.fig a').focus()")
+        shown = "[...document.querySelectorAll('.fig a')].find(a => a.checkVisibility())"
+        browser.run(f"document.querySelector('details').open = true; {shown}.focus()")
         search.advance(30)
         assert browser.driver.execute_async_script(WAIT, "60 candidates")
         assert browser.run("return document.querySelector('details').open") is True

@@ -39,7 +39,8 @@ def test_a_report_is_one_file_and_can_be_written_again_or_where_no_file_is(
 
 
 def commands_of(page: Path) -> list[str]:
-    return [html.unescape(c) for c in re.findall(r"<code>(evo [^<]*)</code>", page.read_text())]
+    plain = re.sub(r"</?span[^>]*>", "", page.read_text())
+    return [html.unescape(c) for c in re.findall(r"<code>(evo [^<]*)</code>", plain)]
 
 
 def test_every_command_of_a_report_names_its_database_unless_that_is_the_one_taken_without(

@@ -11,22 +11,22 @@
     const open = new Map([...page.querySelectorAll("details")].map((d, i) => [i + d.querySelector("summary").textContent.replace(/\d+/g, ""), d.open]));
     const active = document.activeElement;
     const href = active && page.contains(active) ? active.getAttribute("href") : null;
-    const strips = [...page.querySelectorAll(".drawing,.scroll")].map((d) => d.scrollLeft);
-    const first = !page.querySelector("main");
+    const strips = [...page.querySelectorAll(".scroll")].map((d) => d.scrollLeft);
     const parsed = new DOMParser().parseFromString(text, "text/html");
     page.replaceChildren(...parsed.body.childNodes);
+    page.removeAttribute("aria-busy");
     page.querySelectorAll("details").forEach((d, i) => {
       const was = open.get(i + d.querySelector("summary").textContent.replace(/\d+/g, ""));
       if (was !== undefined) d.open = was;
     });
-    page.querySelectorAll(".drawing,.scroll").forEach((d, i) => { if (strips[i]) d.scrollLeft = strips[i]; });
+    page.querySelectorAll(".scroll").forEach((d, i) => { if (strips[i]) d.scrollLeft = strips[i]; });
     if (href) {
-      const again = [...page.querySelectorAll("a[href]")].find((a) => a.getAttribute("href") === href);
+      const again = [...page.querySelectorAll("a[href]")].find((a) => a.getAttribute("href") === href && a.checkVisibility());
       if (again) again.focus({ preventScroll: true });
     }
     const title = page.querySelector("h1");
     if (title) document.title = title.textContent;
-    if (first && location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
+    if (tag === null && location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
   };
 
   const say = (text) => { state.textContent = text; };
