@@ -179,7 +179,7 @@ def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:
             "kernel": f"{r.kernel} ({r.target})",
             "device": r.device,
             "status": r.status,
-            ">candidates": r.evaluations,
+            ">tried": r.evaluations,
             ">passed": r.passed - r.refused_in_finals,
             ">time": duration(r.elapsed_s),
             ">best": _speedup_of(r.best[0]) if r.best else "-",

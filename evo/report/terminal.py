@@ -145,12 +145,14 @@ class Terminal(Console):
         if not table.row_count:
             return
         natural = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
-        folded = (w if c.no_wrap else min(w, _FOLDED_WIDTH) for w, c in zip(natural, table.columns, strict=True))
+        folded = [w if c.no_wrap else min(w, _FOLDED_WIDTH) for w, c in zip(natural, table.columns, strict=True)]
         gaps = len(natural)
         if not self.is_terminal:
             self.width = max(self.width, sum(natural) + 2 * gaps)
         if sum(natural) + 2 * gaps > self.width:
             table.padding = (0, 1, 0, 0)
+            for column, width in zip(table.columns, folded, strict=True):  # else rich breaks words of short columns
+                column.min_width = width
         if sum(folded) + gaps <= self.width:
             self.print(table)
             return
@@ -159,7 +161,7 @@ class Terminal(Console):
         for i, row in enumerate(zip(*(c.cells for c in table.columns), strict=True)):
             if i:
                 self.rule(style="dim")
-            for name, value in zip(names, row, strict=True):
+            for name, value in ((n, v) for n, v in zip(names, row, strict=True) if str(v)):
                 padding = " " * (width - cell_len(name) - bool(name))
                 self.print(Text.assemble((f"{name}:" if name else "", "dim"), padding, value), soft_wrap=True)
 
