@@ -5,19 +5,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evo.analysis.lineage import Lineage
-    from evo.api import resume, search
+    from evo.api import replay, resume, search
     from evo.decorated import kernel
     from evo.problem.kernel import Kernel
     from evo.problem.space import Space
 
 __version__ = "0.1.0"
-__all__ = ["Kernel", "Lineage", "Space", "__version__", "kernel", "resume", "search"]
+__all__ = ["Kernel", "Lineage", "Space", "__version__", "kernel", "replay", "resume", "search"]
 
 _PLACES = {
     "Kernel": "evo.problem.kernel",
     "Lineage": "evo.analysis.lineage",
     "Space": "evo.problem.space",
     "kernel": "evo.decorated",
+    "replay": "evo.api",
     "resume": "evo.api",
 }
 

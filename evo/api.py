@@ -1,29 +1,41 @@
-"""Searching from Python: `evo.search(...)` and `evo.resume(...)`, on what the commands of these names do."""
+"""Searching from Python: `evo.search`, `evo.resume` and `evo.replay` do what the commands of these names do."""
 
 from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, Unpack
 
 from evo.analysis.failures import read_failures
+from evo.analysis.finals import read_run_finals
+from evo.analysis.frame import Records
 from evo.analysis.runs import Best, find_best, find_run
 from evo.environment import DEFAULT_DB, command_line, fill_standard_files
-from evo.errors import EvoError
+from evo.errors import EvoError, TakenError, UsageError
 from evo.export._winners import export_run
+from evo.job.in_python import in_python, told_in_python
 from evo.job.job import OPTIONS, Options, make_job, read_budget, read_options, read_place
-from evo.job.opening import open_again, open_search
+from evo.job.opening import find_begun, open_again, open_search
+from evo.job.replays import replay
+from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel
+from evo.report.notebook import Cell, in_notebook
+from evo.report.outcome import outcome_record, print_outcome
 from evo.report.progress import follow
 from evo.report.terminal import make_console, notice
 from evo.report.text import counted
+from evo.search.loop import Budget
 from evo.search.tasks import OpenRun
 
-__all__ = ["Run", "resume", "search"]
+__all__ = ["Run", "replay", "resume", "search"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,26 +47,26 @@ class Run:
     db: str
     interrupted: bool
 
-    def best(self) -> tuple[Best, ...]:
+    def best(self) -> Records[Best]:
         """The winner of each workload, with its time in microseconds, its speed-up over PyTorch and the interval; the
         fastest candidate so far where no final was held. Workloads of which nothing passed are left out; raises EvoError,
         which says why, if that are all."""
-        with Store.open(self.db, write=False) as store:
+        with told_in_python(self.db), Store.open(self.db, write=False) as store:
             if found := find_best(store, run=self.name):
-                return found
+                return Records(found)
             run = find_run(store, self.name)
             most = next(iter(read_failures(store, self.name).reasons), None)
         ended = "interrupted" if self.interrupted else run.stop_reason
         tried = f"of {counted(run.evaluations, 'candidate')} none passed" if run.evaluations else "no candidate was finished"
         reason = f", most often {most.status.replace('_', ' ')}: {most.example}" if most is not None else ""
-        longer = f"search longer with Run.resume, or: {command_line(self.db, 'resume', self.name, '--budget', '10m')}"
-        raise EvoError(f"run {self.name} has no result ({ended}): {tried}{reason}; {longer}")
+        longer = in_python(command_line(self.db, "resume", self.name, "--budget", "10m"), self.db)
+        raise EvoError(f"run {self.name} has no result ({ended}): {tried}{reason}; search longer: {longer}")
 
     def export(self, out: str | Path) -> list[Path]:
         """The files of a package that stands alone, written to the folder `out`, as `evo export --format module` does.
         Raises UsageError where there is no winner, or something else is in the folder."""
-        with Store.open(self.db, write=False) as store:
-            return export_run(store, self.name, Path(out), self.db, notice)
+        with told_in_python(self.db), Store.open(self.db, write=False) as store:
+            return export_run(store, self.name, Path(out), self.db, _teller(self.db))
 
     def resume(
         self, budget: str | float | None = None, *, evaluations: int | None = None, progress: bool = True, **place: Any
@@ -64,22 +76,41 @@ class Run:
 
 
 def search(
-    kernel: str | Path | Kernel, *, db: str | Path = DEFAULT_DB, progress: bool = True, **options: Unpack[Options]
+    kernel: str | Path | Kernel,
+    *,
+    resume: bool = False,
+    db: str | Path = DEFAULT_DB,
+    progress: bool = True,
+    **options: Unpack[Options],
 ) -> Run:
     """Searches for faster variants of a kernel, and holds the finals.
 
     kernel: its name, its folder, or a Kernel that was loaded from one: worker processes load it from there. progress: prints
-    how it goes. Each other argument is an option of `evo search`. budget: "60s", "10m", or seconds; 60 s where no limit is
-    given.
+    how it goes. resume: the run of this name, if there is one, is continued; one that is finished is left as it is, so that
+    a cell can be run twice. Each other argument is an option of `evo search`. budget: "60s", "10m", or seconds; 60 s where
+    no limit is given.
 
     An interrupt (SIGINT) ends the search in order, a second one at once; the run says so. A search in which nothing passed
     is no error; `Run.best` then says why. Call it from any thread; only the main one sees interrupts. Raises UsageError,
-    which names the command's option, for what cannot be searched; EvoError where the work failed.
+    for what cannot be searched; EvoError where the work failed.
     """
     fill_standard_files()
-    job, db = make_job(kernel, options), os.fspath(db)
-    with open_search(job, db, notice) as opened:
-        return _follow(opened, db, progress, log=job.log)
+    started, db = time.time(), os.fspath(db)
+    tell = _teller(db)
+    with told_in_python(db):
+        job, limit = make_job(kernel, options), read_budget(read_options(options))
+        if resume and job.name is None:
+            raise UsageError("resume=True continues the run of a name; give name=, too")
+        if (begun := find_begun(job, options, db, tell) if resume else None) is None:
+            opening = open_search(job, db, tell)
+        elif begun.status is RunStatus.FINISHED and not _is_more(limit, begun.spec.budget):
+            if progress:
+                tell(f"run {begun.name} is finished ({begun.stop_reason}); a larger --budget or --evaluations searches on")
+            return Run(name=begun.name, db=db, interrupted=False)
+        else:
+            opening = open_again(begun.name, db, tell, budget=limit, place=job.place)
+        with _resumable(), opening as opened:
+            return _follow(opened, db, progress, started, resumed=begun is not None, log=job.log)
 
 
 _own = signature(search).parameters
@@ -88,7 +119,7 @@ _named = [
     for name, kind in OPTIONS.items()
 ]
 # Notebooks and `help` show each option.
-search.__signature__ = Signature([_own["kernel"], *_named, _own["db"], _own["progress"]])  # type: ignore[attr-defined]
+search.__signature__ = Signature([_own["kernel"], *_named, _own["resume"], _own["db"], _own["progress"]])  # type: ignore[attr-defined]
 
 
 def resume(
@@ -108,14 +139,45 @@ def resume(
     has nothing left to do, and for another device, driver, compiler or PyTorch than it was measured with.
     """
     fill_standard_files()
+    started = time.time()
     place = {"budget": budget, "evaluations": evaluations, "devices": devices, "on": on}
-    given, db = read_options(place | others, place), os.fspath(db)
-    with open_again(run, db, notice, budget=read_budget(given), place=read_place(given)) as opened:
-        return _follow(opened, db, progress, resumed=True)
+    db = os.fspath(db)
+    with told_in_python(db):
+        given = read_options(place | others, place)
+        with open_again(run, db, _teller(db), budget=read_budget(given), place=read_place(given)) as opened:
+            return _follow(opened, db, progress, started, resumed=True)
 
 
-def _follow(opened: OpenRun, db: str, progress: bool, *, resumed: bool = False, log: Path | None = None) -> Run:
-    console = make_console()
-    console.quiet = not progress
+@contextmanager
+def _resumable() -> Iterator[None]:
+    try:
+        yield
+    except TakenError as error:
+        error.args = (f"{error}, or here with resume=True",)
+        raise
+
+
+def _is_more(limit: Budget | None, had: Mapping[str, Any]) -> bool:
+    return limit is not None and any(
+        value is not None and value > (had[name] or 0) for name, value in asdict(limit).items() if name != "patience"
+    )
+
+
+def _teller(db: str) -> Callable[[str], None]:
+    return lambda text: notice(in_python(text, db))
+
+
+def _follow(
+    opened: OpenRun, db: str, progress: bool, started: float, *, resumed: bool = False, log: Path | None = None
+) -> Run:
+    console = Cell() if in_notebook() else make_console()
+    console.quiet, console.words = not progress, partial(in_python, db=db)
+    name = opened.run.name
     outcome = follow(opened, console, resumed=resumed, ending=(signal.SIGINT,), log=log)
-    return Run(name=opened.run.name, db=db, interrupted=outcome is None)
+    if outcome is None:
+        again = command_line(db, "resume", name)
+        console.say(f"run {name} is interrupted; everything finished is stored. Continue with: {again}")
+    elif progress:
+        found = read_run_finals(opened.store, name, opened.kernel.ceilings)
+        print_outcome(console, outcome_record(outcome, found, started, opened.store), found, opened.kernel, db)
+    return Run(name=name, db=db, interrupted=outcome is None)

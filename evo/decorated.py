@@ -22,6 +22,7 @@ from evo.environment import DEFAULT_DB
 from evo.errors import EvoError, UsageError
 from evo.export import MANIFEST, ExportItem, ExportRequest, find_exporter
 from evo.export._winners import requests_of
+from evo.job.in_python import told_in_python
 from evo.job.starts import open_recorded
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -209,11 +210,12 @@ class _Bound:
     def export(self, out: str | Path, *, db: str | Path | None = None) -> list[Path]:
         """The files of a package that stands alone, of the fastest variants known here, and the default where there is
         none. Raises UsageError."""
-        kernel = load_kernel(str(self.folder()))
-        wanted = self._requests(kernel, Path(out), self._db if db is None else str(db))
-        if not wanted:
-            raise UsageError(f"no device here is for {kernel.name}: its sources are for {' and '.join(kernel.dtypes)}")
-        return find_exporter("module").export(*wanted)
+        kernel, known = load_kernel(str(self.folder())), self._db if db is None else str(db)
+        with told_in_python(known):
+            wanted = self._requests(kernel, Path(out), known)
+            if not wanted:
+                raise UsageError(f"no device here is for {kernel.name}: its sources are for {' and '.join(kernel.dtypes)}")
+            return find_exporter("module").export(*wanted)
 
     def build(self) -> Path:
         """Builds the native launcher, and has calls use it. Raises RuntimeError, UsageError."""

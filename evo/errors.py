@@ -1,6 +1,7 @@
 """Every error that evo raises on purpose. A command ends with exit code 2 for a UsageError and 1 for any other."""
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -8,6 +9,11 @@ class EvoError(Exception):
     """One sentence that says what went wrong, where, what was found, and what to do next."""
 
     exit_code = 1
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback."""
+        told = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in str(self))
+        return [f"{type(self).__name__}: {told}"]
 
 
 class UsageError(EvoError):
@@ -50,6 +56,10 @@ class StoreError(UsageError):
     """A lineage database that cannot be used as it is: locked, foreign, newer, unwritable, full."""
 
 
+class TakenError(StoreError):
+    """A name for a new run that a run has."""
+
+
 class CompileError(EvoError):
     """A candidate did not compile; `str()` is the compiler's log."""
 
@@ -60,6 +70,9 @@ class LaunchError(EvoError):
 
 class EngineError(EvoError):
     """An invariant of evo does not hold, which is reported as a bug; never a fault of the user or of a candidate."""
+
+    def _render_traceback_(self) -> list[str]:
+        return traceback.format_exception(self)
 
 
 def error_line(log: str) -> str:

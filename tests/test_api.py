@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import sys
@@ -21,9 +23,10 @@ from evo.analysis.runs import BUSY
 from evo.api import Run
 from evo.cli import run as run_command
 from evo.errors import EvoError, StoreError, UsageError
+from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
 from evo.testing.toy_kernel import write_kernel
-from tests.ended import run_python
+from tests.ended import run_here, run_python
 
 PATIENCE_S = 200.0
 
@@ -63,6 +66,37 @@ def test_a_finished_run_is_not_resumed_without_a_larger_budget(searched: Run) ->
         searched.resume()
     with pytest.raises(UsageError, match="did you mean mine"):
         evo.resume("mime", db=searched.db)
+
+
+@pytest.mark.slow
+def test_a_cell_is_run_twice(searched: Run, toy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    searched = replace(searched, db=shutil.copy(searched.db, tmp_path))
+    capfd.readouterr()
+    asked: dict[str, Any] = {"target": "cpu", "evaluations": 6, "seed": 3, "name": "mine", "db": searched.db}
+    with pytest.raises(StoreError) as taken:
+        evo.search(toy, **asked)
+    assert str(taken.value) == (
+        "there is a run 'mine' already; choose another name, or continue it with:"
+        f" evo.resume('mine', db={searched.db!r}), or here with resume=True"
+    )
+    assert evo.search(toy, resume=True, **asked) == searched
+    finished = "evo: run mine is finished (evaluations done); a larger budget= or evaluations= searches on\n"
+    assert capfd.readouterr() == ("", finished)
+    others = {"seed": (4, r"seed \(3\)"), "sampler": ("random", r"sampler \(evolution\)")}
+    others |= {"workloads": (["n=5,dtype=float32"], "workloads"), "fix": ({"unroll": 4}, r"fix \(none\)")}
+    for name, (value, told) in others.items():
+        with pytest.raises(UsageError, match=f"has a run 'mine' with another value of {told}"):
+            evo.search(toy, resume=True, **asked | {name: value})
+    with pytest.raises(UsageError, match="has a run 'mine' of another kernel"):
+        evo.search("layernorm", resume=True, **asked)
+    again = evo.search(toy, resume=True, finalists=1, **asked | {"evaluations": 7})
+    told = capfd.readouterr().out.splitlines()
+    assert told[0].startswith("run mine is resumed: 6 candidates")
+    assert told[-1].startswith(f"next:  evo show mine --db {searched.db}") or "evo.resume('mine'" in told[-1]
+    assert again == searched
+    with evo.Lineage(searched.db) as lineage:
+        assert len(lineage.history("mine")) == 7
+    assert evo.search(toy, resume=True, progress=False, **asked | {"name": "new", "evaluations": 1}).name == "new"
 
 
 @pytest.mark.slow
@@ -146,6 +180,39 @@ def test_a_search_without_a_result_says_why(tmp_path: Path) -> None:
         run.best()
 
 
+OWN_SAMPLER = """
+from evo.search.samplers import find_sampler
+SAMPLER = lambda space, seed, options: find_sampler("evolution")(space, seed, {"operators": "mutation"} | options)
+"""
+
+
+@pytest.mark.slow
+def test_a_sampler_of_ones_own_file_searches_and_is_found_again_by_resume(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evo.search.finals._MOST_PATIENCE_S", 0.0)
+    own, db = tmp_path / "mine.py", str(tmp_path / "lineage.db")
+    own.write_text(OWN_SAMPLER)
+    run = evo.search(toy, target="cpu", sampler="./mine.py", evaluations=4, finalists=1, name="own", db=db, progress=False)
+    with Store.open(db, write=False) as store:
+        spec = store.run("own").spec
+        assert (spec.sampler, spec.options["files"]) == (str(own), {str(own): hashlib.sha256(own.read_bytes()).hexdigest()})
+    assert run_here(capsys, "merge", db, "--db", str(tmp_path / "merged.db")).code == 0
+    monkeypatch.chdir(toy.parent)
+    run.resume(evaluations=6, progress=False)
+    with evo.Lineage(db) as lineage:
+        assert len(lineage.history("own")) == 6
+    own.write_text(OWN_SAMPLER + "# edited\n")
+    with pytest.raises(UsageError, match=rf"^{own}, which the run was begun with, has changed: put it back as it was and"):
+        run.resume(evaluations=8, progress=False)
+    own.unlink()
+    ended = run_here(capsys, "resume", "own", "--evaluations", "8", "--db", db)
+    assert (ended.code, ended.sentence.startswith(f"evo: {own}, which the run was begun with, is gone")) == (2, True)
+    with pytest.raises(UsageError, match=r"^cannot read the sampler's file .*mine\.py: No such file"):
+        evo.search(toy, target="cpu", sampler=str(own), evaluations=4, db=db, progress=False)
+
+
 NO_CONSOLE = """
 import os, sys
 for descriptor in (0, 1, 2):
@@ -181,7 +248,7 @@ def test_what_cannot_be_searched_is_refused_in_one_sentence(tmp_path: Path) -> N
         (toy, {"name": "a/b"}, "'a/b' is not a name for a run"),
         (toy, {"evaluations": True}, "evaluations must be a whole number, got True"),
         (toy, {"patience": 2.5}, "patience must be a whole number, got 2.5"),
-        (toy, {"seed": -1}, "--seed must be"),
+        (toy, {"seed": -1}, "seed= must be"),
         (toy, {"fix": {"unrol": 4}}, "did you mean unroll"),
         (toy, {"target": "tpu"}, "unknown target"),
         (toy, {"scheduler": "tcp://h:1"}, "scheduler is no option any more; say where work runs with on: "),

@@ -117,7 +117,8 @@ def adopt(file: Path, entry: str | None, *, on_cpu: bool = False) -> Adopted:
     source = read_source(_IN_C.sub("__global__ void", text) if on_cpu else text)
     known = list(source.entry_points)
     if not known:
-        raise UsageError(f"--cu {file} has no entry point: a kernel is a function declared __global__ void NAME(...)")
+        declared = 'extern "C" void' if on_cpu else "__global__ void"
+        raise UsageError(f"--cu {file} has no entry point: a kernel is a function declared {declared} NAME(...)")
     if entry is None and len(known) > 1:
         raise UsageError(f"--cu {file} has several entry points: choose one with --entry, of {', '.join(known)}")
     if entry is not None and entry not in known:

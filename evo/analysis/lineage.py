@@ -1,8 +1,8 @@
 """The lineage database for Python programs: `evo.Lineage("runs/lineage.db")`.
 
 Each question is a method, and answers with the frozen record that a command prints as `--json`: most are called as it is,
-`evo show` is `finals` for a run, and `candidate` and `source` for a candidate. `pandas.DataFrame(...)` takes lists of such
-records.
+`evo show` is `finals` for a run, and `candidate` and `source` for a candidate. Lists of records, answers or their parts, are
+`Records`, whose `df()` makes a pandas DataFrame.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.descent import read_family
@@ -18,6 +18,7 @@ from evo.analysis.diff import diff
 from evo.analysis.explanation import explain
 from evo.analysis.failures import failure_totals, read_failures
 from evo.analysis.finals import read_run_finals
+from evo.analysis.frame import Record, Records, with_frames
 from evo.analysis.importance import read_importance
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
@@ -29,14 +30,20 @@ _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
 
 
+@overload
+def _asked(
+    question: Callable[Concatenate[Store, _Arguments], list[Record] | tuple[Record, ...]],
+) -> Callable[Concatenate[Lineage, _Arguments], Records[Record]]: ...
+@overload
 def _asked(
     question: Callable[Concatenate[Store, _Arguments], _Answer],
-) -> Callable[Concatenate[Lineage, _Arguments], _Answer]:
+) -> Callable[Concatenate[Lineage, _Arguments], _Answer]: ...
+def _asked(question: Callable[Concatenate[Store, _Arguments], Any]) -> Callable[Concatenate[Lineage, _Arguments], Any]:
     """A method that asks the lineage's store."""
 
     @wraps(question)
-    def ask(self: Lineage, /, *arguments: _Arguments.args, **more: _Arguments.kwargs) -> _Answer:
-        return question(self._store, *arguments, **more)
+    def ask(self: Lineage, /, *arguments: _Arguments.args, **more: _Arguments.kwargs) -> Any:
+        return with_frames(question(self._store, *arguments, **more))
 
     return ask
 

@@ -37,7 +37,6 @@ from evo.problem.space import Categorical, Constraint, Ordinal, Parameter, Point
 from evo.search.samplers import Exhausted, find_sampler
 
 _START, _CUTOFF, _GRID_POINTS = 0.01, 0.95, 1000
-_TENTHS = 10
 _LATE = 1.1
 """Length of a replay in budgets; the end of the budget is so covered."""
 _INACTIVE = "inactive"
@@ -62,29 +61,10 @@ class Replay:
     """One replay. improvements: pairs of the recorded seconds spent and the best time so far. sampler_s: seconds that the
     sampler itself took in sum."""
 
+    seed: int
     improvements: Sequence[tuple[float, float]]
     evaluations: int
     sampler_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """The score of a sampler on a space, or the mean over spaces. tenths: means over each tenth of the budget; score: the
-    mean over all of it. Both are None where the space cannot tell, for the `reason`. left_out: number of such spaces that a
-    mean leaves out."""
-
-    space: str
-    sampler: str
-    score: float | None
-    tenths: tuple[float, ...] | None
-    evaluations: float
-    """Average number of evaluations in a replay."""
-    repeats: int
-    """Number of replays; in a mean, that of the space with the fewest."""
-    proposal_ms: float
-    """Time that the sampler takes for one proposal."""
-    reason: str = ""
-    left_out: int = 0
 
 
 class RecordedSpace:
@@ -110,6 +90,12 @@ class RecordedSpace:
         # The expected rank of the best of m draws without replacement.
         ranks = np.minimum(np.round(tries * (n + 1) / (tries + 1)).astype(int), n - 1)
         self._random: NDArray[np.float64] = self._best_first[::-1][ranks]
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """What is recorded, and the budget: also in evaluations of random search."""
+        counts = {"configurations": len(self._records), "passed": len(self._best_first)}
+        return counts | {"budget_s": self.budget_s, "budget_evaluations": float(self._tries[-1])}
 
     @property
     def is_large(self) -> bool:
@@ -148,15 +134,20 @@ class RecordedSpace:
         """The recorded time of a genome, or None, and its cost in seconds."""
         return self._records[self._key(genome.parameters)][1:]
 
-    def curve(self, replays: Sequence[Replay]) -> NDArray[np.float64]:
-        """The average share of the way from random search to the optimum, over the budget."""
+    def ranks(self, replays: Sequence[Replay]) -> NDArray[np.int64]:
+        """The rank of the best time so far of each replay, over the budget: (len(replays), points)."""
         ranks = []
         for replay in replays:
-            seconds, best = (np.array(column) for column in zip(*replay.improvements, strict=True))
+            found = replay.improvements or [(0.0, self._best_first[-1])]  # nothing passed: as the slowest that did
+            seconds, best = (np.array(column) for column in zip(*found, strict=True))
             reached = best[np.maximum(np.searchsorted(seconds, self._grid, side="right") - 1, 0)]
             ranks.append(np.searchsorted(self._best_first, reached, side="left"))
-        mean = np.clip(np.round(np.mean(ranks, axis=0)).astype(int), 0, len(self._best_first) - 1)
-        share: NDArray[np.float64] = (self._best_first[mean] - self._random) / (self._best_first[0] - self._random)
+        return np.array(ranks)
+
+    def shares(self, ranks: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """The share of the way from random search to the optimum at each of these mean ranks: (..., points)."""
+        reached = np.clip(np.round(ranks).astype(int), 0, len(self._best_first) - 1)
+        share: NDArray[np.float64] = (self._best_first[reached] - self._random) / (self._best_first[0] - self._random)
         return share
 
     @cached_property
@@ -263,7 +254,7 @@ def replay(path: Path, sampler: str, options: Mapping[str, object], in_flight: i
         made.tell(told, found)
         sampler_s += time.perf_counter() - began
         told += 1
-    return Replay(improvements=improvements, evaluations=told, sampler_s=sampler_s)
+    return Replay(seed=seed, improvements=improvements, evaluations=told, sampler_s=sampler_s)
 
 
 def begin_process() -> None:
@@ -273,40 +264,6 @@ def begin_process() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=lambda: (connection.wait([parent.sentinel]), os._exit(1)), daemon=True).start()
-
-
-def judge(path: Path, sampler: str, replays: Sequence[Replay]) -> Score:
-    recorded = read_space(path)
-    reason = recorded.unscored
-    curve = recorded.curve(replays) if not reason else None
-    return Score(
-        space=path.name,
-        sampler=sampler,
-        score=float(curve.mean()) if curve is not None else None,
-        tenths=tuple(float(part.mean()) for part in np.array_split(curve, _TENTHS)) if curve is not None else None,
-        reason=reason,
-        evaluations=float(np.mean([r.evaluations for r in replays])),
-        repeats=len(replays),
-        proposal_ms=1e3 * sum(r.sampler_s for r in replays) / sum(r.evaluations for r in replays),
-    )
-
-
-def mean_of(sampler: str, scores: Iterable[Score]) -> Score:
-    """The unweighted mean over the sampler's spaces that have a score."""
-    own = [s for s in scores if s.sampler == sampler]
-    scored = [s.score for s in own if s.score is not None]
-    tenths = [s.tenths for s in own if s.tenths is not None]
-    return Score(
-        space="mean",
-        sampler=sampler,
-        score=float(np.mean(scored)) if scored else None,
-        tenths=tuple(float(part) for part in np.mean(tenths, axis=0)) if tenths else None,
-        reason="" if scored else "no space has a score",
-        left_out=len(own) - len(scored),
-        evaluations=float(np.mean([s.evaluations for s in own])),
-        repeats=min(s.repeats for s in own),
-        proposal_ms=float(np.mean([s.proposal_ms for s in own])),
-    )
 
 
 def _cached(record: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], float | None, float]]:

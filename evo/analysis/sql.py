@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from evo.analysis.frame import frame
 from evo.errors import EngineError, UsageError
 from evo.lineage.database import first_line
 from evo.lineage.store import Store
@@ -32,6 +33,10 @@ class Selection:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     cut: bool = False
+
+    def df(self) -> Any:
+        """A pandas DataFrame. Raises UsageError where pandas is missing."""
+        return frame(self.rows, self.columns)
 
 
 def select_sql(store: Store, sql: str, *, limit: int = 1000, timeout_s: float = 30.0) -> Selection:

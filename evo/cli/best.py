@@ -60,7 +60,7 @@ from evo.report.terminal import (
     time_cells,
     unless_busy,
 )
-from evo.report.text import counted, duration, short, span, timed, visible
+from evo.report.text import TOO_BUSY, counted, cover_line, duration, no_winner, short, span, timed, visible
 
 
 def best(
@@ -153,8 +153,6 @@ def watch(run: RunName = LATEST, db: Db = DEFAULT_DB, json: Json = False) -> Non
                 break
             time.sleep(_WATCHED_EVERY_S)
 
-
-TOO_BUSY = "too busy to measure: other programs disturbed its race, and others may be faster"
 
 _REASON = 300
 """Largest number of characters of a reason that are printed."""
@@ -479,29 +477,6 @@ def _print_cover(console: Terminal, run: RunFinals, cover: Cover) -> None:
         " and serves that workload in an export",
         "dim",
     )
-
-
-def cover_line(cover: Cover) -> str:
-    told = f"{counted(cover.variants, 'variant')} for {counted(len(cover.points), 'workload')}"
-    return f"{told}: {cover.worst:.1%} off the best of its workload at worst, {cover.median:.1%} in the median"
-
-
-def no_winner(run: RunFinals, held: WorkloadFinals, db: str) -> str:
-    """Why a workload has no winner, and the best candidate instead."""
-    task = run.tasks[held.task]
-    shown = f"; the best candidate so far: {command_line(db, 'show', short(task.best))}" if task.best else ""
-    judged = task.best or any(f.task == held.task for f in run.refused_in_finals)
-    if judged and run.status == RunStatus.FINISHED:
-        return f"unconfirmed: the finals have no winner{shown}"
-    if not task.candidates:
-        return "no candidate was finished within the budget: give it a larger one"
-    return f"no final has named a winner{shown}" if task.best else "no candidate passed the gate and its timed calls"
-
-
-def reference_of(baselines: Sequence[Timing]) -> str:
-    """The name of the baseline that speed-ups are over."""
-    name = next((t.contender for t in baselines if t.ratio is None), "torch")
-    return "PyTorch" if name == "torch" else name
 
 
 def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:

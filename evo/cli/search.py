@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,17 +14,16 @@ from evo.analysis.finals import read_run_finals
 from evo.analysis.runs import find_run
 from evo.cli.jobs import read_jobs
 from evo.cli.options import Db, Json, RunName, TargetName, print_json
-from evo.cli.outcome import outcome_record, print_outcome
 from evo.environment import DEFAULT_DB, command_line
-from evo.errors import EvoError, UnknownNameError, UsageError
+from evo.errors import EvoError, UsageError
 from evo.job.job import OPTIONS, Job, make_job, read_budget, read_options, read_place
-from evo.job.opening import check_early, configure, open_again, open_search
-from evo.job.starts import open_recorded
+from evo.job.opening import check_early, configure, find_begun, open_again, open_search
 from evo.job.values import check_seed, split_pairs
-from evo.lineage import RunStatus, StoredRun
+from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, Workload
-from evo.problem.loading import find_kernel, load_kernel
+from evo.problem.loading import load_kernel
+from evo.report.outcome import outcome_record, print_outcome
 from evo.report.progress import check_log, follow
 from evo.report.terminal import make_console, notice
 from evo.search.place import Place
@@ -62,7 +61,7 @@ def search(
     ] = None,
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many candidates.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many candidates without a better one.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="evolution, tpe or random.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="evolution, tpe, random, or a file of one's own.")] = None,
     sampler_options: Annotated[
         list[str] | None, typer.Option("--sampler-option", help="An option of the sampler: NAME=VALUE; repeat for more.")
     ] = None,
@@ -116,7 +115,7 @@ def search(
     records, failed = list[dict[str, Any]](), 0
     for told, job in jobs:
         with _told_of(job.name, kernel if from_file else ""):
-            begun = _begun(job, told, db) if from_file and not name else None
+            begun = find_begun(job, told, db, notice) if from_file and not name else None
         if begun is not None and begun.status is RunStatus.FINISHED:
             shown, longer = (command_line(db, verb, begun.name) for verb in ("show", "resume"))
             notice(f"run {begun.name} of {kernel} is finished: {shown}; to search on: {longer} --budget ...")
@@ -153,20 +152,6 @@ def _told_of(name: str | None, path: str) -> Iterator[None]:
         if path:
             error.args = (f"{path}{f', search {name!r}' if name else ''}: {error}",)
         raise
-
-
-def _begun(job: Job, told: Mapping[str, Any], db: str) -> StoredRun | None:
-    """The run of the job's name, if the database has one. told: the options that make the job. Raises UsageError if that run
-    searches for something else."""
-    found = None
-    with open_recorded(db, notice) as store, suppress(UnknownNameError):
-        found = store.run(job.name) if store is not None and job.name is not None else None
-    if found is None or found.name != job.name:
-        return None
-    named = "workloads" in told or "cover" in told
-    if job.kernel.folder != find_kernel(found.spec.kernel) or (named and job.workloads != found.spec.workloads):
-        raise UsageError("the database has a run of that name that searches for something else; choose another name")
-    return found
 
 
 def resume(

@@ -451,7 +451,7 @@ def _cluster(scheduler: str) -> tuple[Any, str, int]:
         if cluster is not None:
             cluster.close()
         raise UsageError(
-            f"--on {scheduler} starts no cluster ({_said(error)}): it needs cluster: distributed.LocalCluster or"
+            f"--on {scheduler!r} starts no cluster ({_said(error)}): it needs cluster: distributed.LocalCluster or"
             " another class, options: its arguments, workers: how many"
         ) from error
     return cluster, cluster.scheduler_address, wanted

@@ -8,10 +8,11 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, get_type_hints
 
+from evo.discovery import full_path
 from evo.errors import DeviceError, UnknownNameError, UsageError
 from evo.executors import AskedTarget, Executor
 from evo.executors._worker import run_with_kernel
-from evo.job.values import check_seed, draw_seed, read_numbers, split_pairs
+from evo.job.values import check_seed, draw_seed, own_files, read_sampler_options, split_pairs
 from evo.lineage import RunSpec
 from evo.lineage.write import check_run_name
 from evo.measure.cases import missing_kinds
@@ -171,7 +172,7 @@ def make_job(kernel: str | Path | Kernel, told: Mapping[str, object]) -> Job:
         kernel = kernel.folder
     problem = load_kernel(name := os.fspath(kernel))
     target = choose_target(problem, given.get("target"), given.get("arch"), place)
-    same = ("arch", "sampler", "cold", "finalists", "sanitize_finals", "name")
+    same = ("arch", "cold", "finalists", "sanitize_finals", "name")
     return Job(
         kernel=problem,
         kernel_name=name,
@@ -179,7 +180,8 @@ def make_job(kernel: str | Path | Kernel, told: Mapping[str, object]) -> Job:
         workloads=check_workloads(problem, target, given.get("workloads", ()), given.get("cover", ())),
         cover="cover" in given,
         budget=budget,
-        sampler_options=read_numbers(given.get("sampler_options", {})),
+        sampler=full_path(given.get("sampler", Job.sampler)),
+        sampler_options=read_sampler_options(given.get("sampler_options", {})),
         seed=draw_seed(given.get("seed")),
         fixed=fix if isinstance(fix := given.get("fix", {}), Mapping) else split_pairs(fix, "--fix"),
         starts=given.get("start", ()),
@@ -282,6 +284,7 @@ def plan_run(job: Job, starts: Sequence[tuple[str, Mapping[str, Value]]] = (), w
     assert job.arch is not None
     devices = workers.devices if workers else len(choose_devices(job.target, job.place.devices))
     builders = workers.builders if workers else job.place.builders or default_builders(job.target, devices)
+    files = own_files(job.sampler, job.sampler_options)
     lacking = run_with_kernel(missing_kinds, job.kernel_name, job.kernel.digest, job.target, job.workloads)
     return RunSpec(
         kernel=job.kernel_name,
@@ -299,6 +302,7 @@ def plan_run(job: Job, starts: Sequence[tuple[str, Mapping[str, Value]]] = (), w
             "origins": [origin for origin, _ in starts],
             "gate_seed": int.from_bytes(os.urandom(4)),
             "finalists": job.finalists,
+            **({"files": files} if files else {}),
             **({"given": True} if job.starts else {}),
             **({"cover": True} if job.cover else {}),
             **({"sanitize_finals": True} if job.sanitize_finals else {}),

@@ -1,20 +1,22 @@
 """A job, or a run that is to be continued, with the database and the workers that carry it out."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 
 from evo.analysis.runs import find_best
+from evo.discovery import check_files
 from evo.environment import cache_dir
-from evo.errors import DeviceError, StoreError, UsageError
+from evo.errors import DeviceError, StoreError, UnknownNameError, UsageError
 from evo.executors import AskedTarget, Executor
-from evo.job.job import Job, choose_arch, plan_run
-from evo.job.starts import known_starts, read_starts
+from evo.job.job import Job, choose_arch, plan_run, read_options
+from evo.job.starts import known_starts, open_recorded, read_starts
 from evo.job.values import read_values
 from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.database import check_folder
 from evo.lineage.store import Store
-from evo.problem.loading import load_kernel
+from evo.problem.loading import find_kernel, load_kernel
+from evo.problem.space import Value
 from evo.report.progress import check_log
 from evo.search.loop import Budget
 from evo.search.place import HERE, Place, open_workers, search_here
@@ -47,6 +49,7 @@ def open_again(
     with ExitStack() as opened:
         store = opened.enter_context(Store.open(db, write=True, create=False))
         spec = store.run(run).spec
+        check_files(spec.options.get("files", {}))
         elsewhere = opened.enter_context(_open_elsewhere(place, spec.target, db, tell))
         stored = prolong(store, run, budget, elsewhere.target if elsewhere else find_target(spec.target))
         kernel = load_kernel(spec.kernel)
@@ -71,6 +74,39 @@ def _open_elsewhere(place: Place, target: str, db: str, tell: Callable[[str], No
         tell(remark)
     with open_workers(target, cache_dir(db), place) as executor:
         yield executor
+
+
+def find_begun(job: Job, told: Mapping[str, object], db: str, tell: Callable[[str], None]) -> StoredRun | None:
+    """The run of the job's name, if the database has one. told: the options that make the job. Raises UsageError if that run
+    is of another kernel, or differs in what is told."""
+    found = None
+    with open_recorded(db, tell) as store, suppress(UnknownNameError):
+        found = store.run(job.name) if store is not None and job.name is not None else None
+    if found is None or found.name != job.name:
+        return None
+    spec, given = found.spec, read_options(told)
+    if job.kernel.folder != find_kernel(spec.kernel):
+        raise UsageError(f"the database has a run {found.name!r} of another kernel ({spec.kernel}); choose another name")
+    workloads = " and ".join(workload.key for workload in spec.workloads)
+    asked: dict[str, tuple[object, object, object]] = {
+        "target": (job.target, spec.target, spec.target),
+        "workloads": ("cover" in given or job.workloads, "cover" in given or spec.workloads, workloads),
+        "cover": ((job.cover, job.workloads), (spec.options.get("cover", False), spec.workloads), workloads),
+        "sampler": (job.sampler, spec.sampler, spec.sampler),
+        "seed": (job.seed, spec.seed, spec.seed),
+        "fix": (_written(job.fixed), _written(had := spec.options["fixed"]), had or "none"),
+    }
+    for name, (now, before, shown) in asked.items():
+        if name in given and now != before:
+            raise UsageError(
+                f"the database has a run {found.name!r} with another value of {name} ({shown}); choose another name, or ask"
+                " for the same"
+            )
+    return found
+
+
+def _written(values: Mapping[str, Value]) -> dict[str, str]:
+    return {name: str(value).lower() for name, value in values.items()}
 
 
 def check_early(job: Job, db: str, *, taken: bool = True) -> None:

@@ -70,9 +70,9 @@ def _exported_points(folder: Path, target: str) -> list[Mapping[str, Any]]:
         variants = read_manifest(folder)["variants"]
         genomes = dict.fromkeys(Genome.of(v["genome"]) for v in variants if v["target"] == target)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"--start {folder}: {MANIFEST} there cannot be read as an export's: {error!r}") from error
+        raise UsageError(f"--start {str(folder)!r}: {MANIFEST} there cannot be read as an export's: {error!r}") from error
     if not genomes:
-        raise UsageError(f"--start {folder}: no variant there is for {target}")
+        raise UsageError(f"--start {str(folder)!r}: no variant there is for {target}")
     return [genome.parameters for genome in genomes]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from evo.discovery import file_digests, full_path
 from evo.errors import UsageError
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space, Value, parse_number
@@ -67,11 +68,20 @@ def split_pairs(texts: Iterable[str], option: str) -> dict[str, Any]:
     return pairs
 
 
-def read_numbers(written: Mapping[str, object]) -> dict[str, object]:
-    """Options of a sampler; texts that can be read as numbers are numbers. The sampler checks names and values."""
+def read_sampler_options(written: Mapping[str, object]) -> dict[str, object]:
+    """Options of a sampler; texts that can be read as numbers are numbers, lists are joined by commas. The sampler checks
+    names and values."""
     options = dict(written)
     for name, value in written.items():
+        if isinstance(value, list | tuple | str):
+            options[name] = ",".join(map(full_path, value.split(",") if isinstance(value, str) else map(str, value)))
         for kind in (float, int):
             with suppress(ValueError):
                 options[name] = parse_number(value, kind) if isinstance(value, str) else value
     return options
+
+
+def own_files(sampler: str, options: Mapping[str, object]) -> dict[str, str]:
+    """The digests of the files of one's own that a sampler with these options consists of, by path. Raises UsageError."""
+    named = [part for value in options.values() if isinstance(value, str) for part in value.split(",")]
+    return file_digests("sampler", [sampler]) | file_digests("operator", named)

@@ -136,6 +136,7 @@ _OPTIONS = {
     "origins": list,
     "gate_seed": int,
     "finalists": int,
+    "files": dict,
     "missing_kinds": dict,
 }
 """Kinds of a run's options that continuing it relies on."""
@@ -147,6 +148,11 @@ _FAR = 10.0
 """Factor between a ratio and that of two medians which no disturbance of an honest race explains."""
 
 
+def _is_own(kind: str, name: str) -> bool:
+    """Whether a sampler's name is the path of a file of its user's own."""
+    return kind == "sampler" and name.endswith(".py") and name.isprintable()
+
+
 def _broken_rules(table: Table, row: Row) -> Iterator[str]:
     """Sentences on the rules of `evo.evaluation` and `evo.lineage.write` that a row breaks, beside the kinds of values."""
     known: frozenset[str] = frozenset(RunStatus if table is RUN else Status)
@@ -156,7 +162,7 @@ def _broken_rules(table: Table, row: Row) -> Iterator[str]:
         if not is_run_name(row["name"]):
             yield f"has the name {row['name']!r:.80}, which none may have"
         # Targets and samplers may be of another version of evo, or of its plug-ins; where one is needed, it is asked for.
-        if other := next((name for name in ("target", "sampler") if not is_run_name(row[name])), None):
+        if other := next((n for n in ("target", "sampler") if not (is_run_name(row[n]) or _is_own(n, row[n]))), None):
             yield f"has the {other} {row[other]!r:.80}, which none may be called"
         if row["max_in_flight"] < 1:
             yield f"has {row['max_in_flight']} candidates in flight at most"

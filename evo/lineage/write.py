@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Insert, bindparam, func, insert, select
 
-from evo.errors import EngineError, StoreError
+from evo.errors import EngineError, StoreError, TakenError
 from evo.evaluation import Build, Candidate, Check, Evaluation, Timing
 from evo.lineage import LATEST, Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage import models as m
@@ -280,7 +280,7 @@ def check_name(connection: Connection, name: str) -> None:
     """Raises StoreError for a name that no run may have, or that a run has already."""
     check_run_name(name)
     if connection.scalar(select(m.Run.id).where(m.Run.name == name)) is not None:
-        raise StoreError(
+        raise TakenError(
             f"there is a run {name!r} already; choose another name, or continue it with:"
             f" {command_line(connection.engine.url, 'resume', name)}"
         )

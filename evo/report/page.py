@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from evo.analysis.descent import Kin
 from evo.analysis.finals import ceiling_note
 from evo.analysis.outcome import Milestone, RunOutcome, WorkloadOutcome
+from evo.analysis.scores import Score
 from evo.errors import UsageError
 from evo.lineage.database import check_folder, command_line
 from evo.problem.space import Value
@@ -323,8 +324,8 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
     at_bottom = {"value": {"expr": "height - 3"}}
     layers = [
         _layer([{"y": 1.0}], "rule", {"y": y}, color=_MUTED, strokeDash=[4, 3]),
-        _layer(_dots(positions, data.speedup), "line", {"x": x, "y": y, "order": {"field": "place"}}, color=_DOT,
-               strokeWidth=4, strokeCap="round", invalid="break-paths-filter-domains"),
+        _layer(dots := _dots(positions, data.speedup), "line", {"x": x, "y": y, "order": {"field": "place"}}, color=_DOT,
+               strokeWidth=min(5, max(3, 120 / len(dots) ** 0.5)), strokeCap="round", invalid="break-paths-filter-domains"),
         _layer([{"x": place / _MOST_STROKES * last} for place in refused], "tick", {"x": x, "y": at_bottom},
                orient="vertical", color=_WARN, size=6, thickness=1),
         _layer(line, "area", {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}, interpolate="step-after",
@@ -350,40 +351,39 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
     return Figure(
         name=f"convergence-{against}",
         title=f"Convergence against {x_title}",
-        caption=caption,
-        alt=alt,
-        layers=layers,
-        height=280,
-    )
+        caption=caption, alt=alt, layers=layers, height=280,
+    )  # fmt: skip
 
 
-def draw_curves(name: str, title: str, curves: Mapping[str, Sequence[float]]) -> Figure:
-    """Scores of samplers over the budget of a recorded space: 0 is random search, 1 the best configuration at once."""
-    lowest = max(-1.0, min(0.0, *map(min, curves.values())))
-    last = {n: curve[-1] for n, curve in curves.items()}
-    rows = [
-        {"x": i / (len(curve) - 1), "y": max(y, lowest), "who": n}
-        for n, curve in curves.items()
-        for i, y in enumerate(curve)
-    ]
+def draw_scores(name: str, title: str, scores: Sequence[Score]) -> Figure:
+    """The curves of samplers on a recorded space, with their intervals; the legend has the scores that the table prints."""
+    rows, labels = list[Spec](), list[str]()
+    lowest = max(-1.0, min(0.0, *(min(s.curve_low or s.curve or (0.0,)) for s in scores)))
+    for s in scores:
+        labels.append(f"{s.sampler} {s.score:.3f}" + (f" ({s.low:.3f} to {s.high:.3f})" if s.low is not None else ""))
+        curve = s.curve or ()
+        for i, limits in enumerate(zip(curve, s.curve_low or curve, s.curve_high or curve, strict=True)):
+            middle, low, high = (max(value, lowest) for value in limits)
+            rows.append({"x": (i + 0.5) / len(curve), "y": middle, "low": low, "high": high, "who": labels[-1]})
     x = _number("x", "share of the budget", (0.0, 1.0), tickCount=6)
-    y = _number("y", "score so far", (lowest, 1.0), tickCount=6)
-    colours = {"scale": {"domain": [*curves], "range": [_ACCENT, _WARN, _MUTED, _INK]}, "legend": None}
-    who: Spec = {"field": "who", "type": "nominal", **colours}
-    at_end = [{"y": max(y, lowest), "who": n, "text": f"{n} {y:.2f}"} for n, y in last.items()]
-    beside = {"x": {"value": {"expr": "width - 4"}}, "y": y, "text": {"field": "text"}, "color": who}
+    y = _number("y", "share of the way to the best", (lowest, 1.0), tickCount=6)
+    colours = {"domain": labels, "range": [_ACCENT, _WARN, _MUTED, _INK]}
+    key = {"orient": "top", "columns": 1, "labelLimit": 0, "labelFontSize": 13, "labelColor": _INK, "symbolType": "stroke",
+           "symbolStrokeWidth": 3, "symbolOpacity": 1, "offset": 30, "title": None, "aria": False}  # fmt: skip
+    who: Spec = {"field": "who", "type": "nominal", "scale": colours, "legend": key}
+    band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": who}
     return Figure(
         name=name,
         title=title,
-        caption="0 is random search, 1 the best configuration at once. The budget is what random search takes to come 95% of"
-        " the way from the median to the best.",
-        alt=" ".join(f"{n} ends at {y:.2f}." for n, y in last.items()),
+        caption="0 is random search, 1 the best configuration. The budget is what random search takes to come 95% of the way"
+        " from the median to the best. Line: at the repeats' mean rank; band: its 95% interval; score: the line's mean.",
+        alt=f"Scores: {'; '.join(labels)}.",
         layers=[
             _layer([{"y": 0.0}], "rule", {"y": y}, color=_MUTED, strokeDash=[4, 3]),
-            _layer(rows, "line", {"x": x, "y": y, "color": who}, strokeWidth=2, interpolate="step-after"),
-            _layer(at_end, "text", beside, align="right", dy=-8, fontWeight=600),
+            _layer(rows, "area", band, opacity=0.18, aria=False),
+            _layer(rows, "line", {"x": x, "y": y, "color": who}, strokeWidth=2),
         ],
-        height=300,
+        height=300 + 20 * len(labels),
     )
 
 

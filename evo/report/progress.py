@@ -25,6 +25,7 @@ from evo.errors import UsageError
 from evo.evaluation import Status
 from evo.executors import InFlight
 from evo.problem.space import Point
+from evo.report.notebook import Cell, CellLive
 from evo.report.terminal import Terminal, brief_workload, handling, make_table, notice, unless_busy
 from evo.report.text import counted, duration, lacks, timed
 from evo.search.finals import Step
@@ -107,7 +108,7 @@ def check_log(path: Path | None) -> None:
         if path is not None:
             path.open("a").close()
     except OSError as error:
-        raise UsageError(f"--log {path} cannot be written: {error.strerror}") from error
+        raise UsageError(f"--log {str(path)!r} cannot be written: {error.strerror}") from error
 
 
 class JsonLog:
@@ -168,7 +169,11 @@ class LiveScreen:
     def __init__(self, console: Console, title: str, workloads: Sequence[str], budget: Budget) -> None:
         self._console, self._title = console, title
         self._workloads, self._budget = workloads, budget
-        self._live = Live(console=console, refresh_per_second=8, transient=True)
+        self._live: CellLive | Live = (
+            CellLive(console)
+            if isinstance(console, Cell)
+            else Live(console=console, refresh_per_second=8, transient=True)
+        )
         self._shown = 0.0
         self._best: RenderableType = Text()
 
@@ -369,7 +374,7 @@ def follow(
 
     def say(text: str) -> None:
         for each in shown:
-            each.say(text)
+            each.say(console.words(text))
 
     def update(progress: Progress) -> None:
         for each in shown:

@@ -103,7 +103,11 @@ def make_table(*headings: str, fold: bool = True) -> Table:
 
 
 class Terminal(Console):
-    """A console whose text comes from databases and files, too: nothing in it is markup, and only rich moves the cursor."""
+    """A console whose text comes from databases and files, too: nothing in it is markup, and only rich moves the cursor.
+
+    words: turns a line of evo's own, which is written for the command line, into what its user knows."""
+
+    words: Callable[[str], str] = staticmethod(str)
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for part in super().render(renderable, options):
@@ -115,7 +119,7 @@ class Terminal(Console):
 
     def say(self, text: str, style: str = "", *, lines: bool = False) -> None:
         """Prints an unfolded line in which nothing moves the cursor. lines: whether it may have line ends."""
-        self.print(Text(visible(text, lines=lines), style=style), soft_wrap=True)
+        self.print(Text(visible(self.words(text), lines=lines), style=style), soft_wrap=True)
 
     def say_disturbed(self, *disturbed: bool) -> None:
         """Explains the mark of disturbed figures, if any figure is disturbed."""

@@ -3,12 +3,16 @@
 import re
 from collections.abc import Sequence
 
+from evo.analysis.finals import Cover, RunFinals, WorkloadFinals
 from evo.analysis.named import short as short
 from evo.analysis.runs import lacking
+from evo.environment import command_line
 from evo.errors import UsageError
-from evo.evaluation import within_noise
+from evo.evaluation import Timing, within_noise
+from evo.lineage import RunStatus
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|h|d)?", re.IGNORECASE | re.ASCII)
+TOO_BUSY = "too busy to measure: other programs disturbed its race, and others may be faster"
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -100,3 +104,26 @@ def value_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def cover_line(cover: Cover) -> str:
+    told = f"{counted(cover.variants, 'variant')} for {counted(len(cover.points), 'workload')}"
+    return f"{told}: {cover.worst:.1%} off the best of its workload at worst, {cover.median:.1%} in the median"
+
+
+def no_winner(run: RunFinals, held: WorkloadFinals, db: str) -> str:
+    """Why a workload has no winner, and the best candidate instead."""
+    task = run.tasks[held.task]
+    shown = f"; the best candidate so far: {command_line(db, 'show', short(task.best))}" if task.best else ""
+    judged = task.best or any(f.task == held.task for f in run.refused_in_finals)
+    if judged and run.status == RunStatus.FINISHED:
+        return f"unconfirmed: the finals have no winner{shown}"
+    if not task.candidates:
+        return "no candidate was finished within the budget: give it a larger one"
+    return f"no final has named a winner{shown}" if task.best else "no candidate passed the gate and its timed calls"
+
+
+def reference_of(baselines: Sequence[Timing]) -> str:
+    """The name of the baseline that speed-ups are over."""
+    name = next((t.contender for t in baselines if t.ratio is None), "torch")
+    return "PyTorch" if name == "torch" else name

@@ -44,7 +44,7 @@ _BUSY = "this machine is too busy to race a variant with it"
 _RACES = 6
 """Races at one problem that a busy machine may spoil. Calls are left to PyTorch for 1 s, 2 s, 4 s, ... until the next one is
 held; after the last one for the rest of this process."""
-_PATIENCE_S: dict[str, float | None] = {"cuda": 1.5, "cpu": None}
+_PATIENCE_S = 1.5
 """What the first call of its kind waits for variants to be compiled; until that is done, the next are PyTorch's."""
 _MOST_ENTRIES = 4096
 """Largest number of entries in a table; the oldest goes first."""
@@ -76,6 +76,7 @@ class Dispatch(Table):
         self._loaded: dict[tuple[int, int], Loaded | str] = {}
         self._only: int | None = None
         self._untuned: bool | None = None
+        self._wait: bool | None = None
         self._slower, self._measure, self._more = False, True, False
         self._forked = False
         self._lock = threading.RLock()
@@ -126,21 +127,24 @@ class Dispatch(Table):
         untuned: bool | None = None,
         slower: bool | None = None,
         measure: bool | None = None,
+        wait: bool | None = None,
         more: bool | None = None,
     ) -> None:
         """What else variants serve; None leaves it as it is.
 
         untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met. At first on
-        GPUs, where that takes part of a second, and not on CPUs, where it takes seconds.
+        GPUs, where that takes a second or two, and not on CPUs, where it takes more.
         slower: problems whose nearest variant was measured, and PyTorch was faster. Not at first.
         measure: problems unlike all that were measured by the fastest in a short race of the two nearest variants and
         PyTorch, as at first; else by the nearest variant.
+        wait: calls for which variants are being compiled, by these: they wait. At first on CPUs; on GPUs for 1.5 s at most.
         more: calls by variants with outputs that they do not ask for, where others are for the same sizes. Not at first.
         """
         with self._lock:
             self._untuned = self._untuned if untuned is None else untuned
             self._slower = self._slower if slower is None else slower
             self._measure = self._measure if measure is None else measure
+            self._wait = self._wait if wait is None else wait
             if more is not None and more != self._more:
                 self._more = more
                 self._fallbacks.clear()
@@ -213,7 +217,9 @@ class Dispatch(Table):
         return refused, -1, None
 
     def _patience_s(self, device: int) -> float | None:
-        return _PATIENCE_S["cpu" if device < 0 else "cuda"] if self._only is None else None
+        """None: as long as it takes."""
+        waits = device < 0 if self._wait is None else self._wait
+        return None if waits or self._only is not None else _PATIENCE_S
 
     def _awaited(self, work: Callable[[], _Found], seconds: float | None = None) -> _Found:
         """What `work` gives once what it has compiled is. Raises Busy where that takes longer, or earlier calls began it."""

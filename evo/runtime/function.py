@@ -472,6 +472,7 @@ def _also_serve(
     untuned: bool | None = None,
     slower: bool | None = None,
     measure: bool | None = None,
+    wait: bool | None = None,
 ) -> None:
     """What else variants serve; None leaves it as it is.
 
@@ -482,10 +483,12 @@ def _also_serve(
     compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
     stands as one operation that nothing is fused with, in place of code that the compiler writes.
     untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met, and compared
-    with PyTorch and float64. On at first on a GPU, where that takes part of a second; off on a CPU, where it takes seconds.
+    with PyTorch and float64. On at first on a GPU, where that takes a second or two; off on a CPU, where it takes more.
     slower, off at first: problems whose nearest variant was measured, and PyTorch was faster.
     measure, on at first: problems unlike all that were measured are served by the fastest in a short race of the two nearest
     variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant.
+    wait: calls for which variants are being compiled. At first they wait, on a GPU for 1.5 s at most, after which PyTorch
+    serves until the variants are there. True: as long as it takes, for measurements. False: 1.5 s on a CPU, too.
     """
     if gradients is not None:
         module._recording = ALL if gradients else NONE
@@ -494,7 +497,7 @@ def _also_serve(
     if compiled is not None:
         module._in_graphs = compiled
     for served in (module, *([] if module._backward is None else [module._backward])):
-        served.DISPATCH.also_serve(untuned=untuned, slower=slower, measure=measure)
+        served.DISPATCH.also_serve(untuned=untuned, slower=slower, measure=measure, wait=wait)
 
 
 def _patch_of(module: Any, function: Function, classes: Mapping[type, type]) -> Any:

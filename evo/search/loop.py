@@ -22,6 +22,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from evo.discovery import check_files
 from evo.errors import StoreError, UsageError
 from evo.evaluation import Binary, Build, Candidate, Costs, Evaluation, Parent, Proposal, Status, Timing
 from evo.executors import InFlight
@@ -203,6 +204,7 @@ class Search:
         self._budget = Budget(**spec.budget)
         self._recorded = {r.candidate.order: r for r in self._store.evaluations(self._run)}
         self._last_recorded = max(self._recorded, default=-1)
+        check_files(options.get("files", {}))
         self._tasks: list[_Task] = []
         for number, task in enumerate(opened.tasks(Stage.SEARCH)):
             space = task.space

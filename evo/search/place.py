@@ -40,13 +40,13 @@ class Place:
         find_executor(self.executor)
         if self.executor == self.on == "dask":
             raise UsageError(
-                "--on dask names no cluster: write the address of its scheduler, tcp://HOST:PORT, or the FILE.yaml that"
+                "--on 'dask' names no cluster: write the address of its scheduler, tcp://HOST:PORT, or the FILE.yaml that"
                 " describes one to start"
             )
         if self.is_elsewhere:
             if self.devices is not None and re.fullmatch(r"all|[\d,]*", self.devices):
                 raise UsageError(
-                    f"--devices {self.devices}: of a cluster it names the kind of device that measures, e.g. 'NVIDIA L4'"
+                    f"--devices {self.devices!r}: of a cluster it names the kind of device that measures, e.g. 'NVIDIA L4'"
                 )
             if self.builders is not None:
                 raise UsageError("--builders is of this machine; workers of a cluster are started with their own")
@@ -141,11 +141,12 @@ def choose_devices(target: str, devices: str | None) -> tuple[str, ...]:
     chosen = range(len(found)) if devices == "all" else [int(i) for i in indices]
     if beyond := [i for i in chosen if i >= len(found)]:
         there = f"{len(found)} answer" if len(found) > 1 else "one answers"
-        raise DeviceError(f"--devices {devices}: there is no device {beyond[0]} of target {target}: {there}, counted from 0")
+        missing = f"there is no device {beyond[0]} of target {target}"
+        raise DeviceError(f"--devices {devices!r}: {missing}: {there}, counted from 0")
     identities, names = list(found), list(found.values())
     if len(kinds := {names[0], *(names[i] for i in chosen)}) > 1:  # the first is what the record describes
         raise DeviceError(
-            f"--devices {devices}: times of {' and '.join(sorted(kinds))} do not compare; have this process see devices of"
+            f"--devices {devices!r}: times of {' and '.join(sorted(kinds))} do not compare; have this process see devices of"
             " one kind alone (docs/scaling.md)"
         )
     return tuple(identities[i] for i in chosen) if len(found) > 1 else ("",)

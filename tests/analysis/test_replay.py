@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import itertools
 import json
 import random
 import signal
+import statistics
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +17,14 @@ from typing import Any
 
 import pytest
 
-from evo.analysis.replay import RecordedSpace, Replay, judge, read_space, replay
+import evo
+from evo.analysis.replay import RecordedSpace, Replay, read_space, replay
+from evo.analysis.scores import judge, mean_of
+from evo.errors import UsageError
 from evo.evaluation import Status
 from evo.lineage.store import Store
 from evo.problem.space import Categorical, Ordinal, Space
-from tests.ended import run_here
+from tests.ended import run_here, run_python
 from tests.lineage import samples as s
 
 VALUES: dict[str, list[Any]] = {
@@ -114,12 +120,13 @@ def test_a_random_sample_of_a_large_space_is_a_space_of_its_points(tmp_path: Pat
 
 def test_the_score_of_the_best_at_once_is_1_and_of_what_never_improves_below_0(tmp_path: Path) -> None:
     path = write_cache(tmp_path / "a.json")
-    at_once = judge(path, "x", [Replay(improvements=[(0.0, 1.0)], evaluations=1, sampler_s=0.002)])
+    at_once = judge(path, "x", [Replay(seed=0, improvements=[(0.0, 1.0)], evaluations=1, sampler_s=0.002)])
     assert at_once.score == pytest.approx(1.0)
-    assert at_once.tenths == pytest.approx((1.0,) * 10)
+    assert (at_once.low, at_once.high, at_once.curve) == (None, None, pytest.approx((1.0,) * 100))
+    assert at_once.first_tenth == pytest.approx(1.0)
     assert at_once.proposal_ms == pytest.approx(2.0)
     worst = max(t for t in map(time_ms, points()) if not isinstance(t, str))
-    never = judge(path, "x", [Replay(improvements=[(0.0, worst)], evaluations=1, sampler_s=0.0)])
+    never = judge(path, "x", [Replay(seed=0, improvements=[(0.0, worst)], evaluations=1, sampler_s=0.0)])
     assert never.score < 0
 
 
@@ -150,7 +157,7 @@ def test_a_space_in_which_random_search_all_but_finds_the_best_or_has_few_tries_
     document = run_here(capsys, *asked, "--json").document
     (of_good, *others), (mean,) = document["scores"], document["means"]
     for one, reason in zip(others, reasons.values(), strict=True):
-        assert (one["score"], one["tenths"]) == (None, None)
+        assert (one["score"], one["curve"], one["first_tenth"]) == (None, None, None)
         assert one["reason"].startswith(reason)
     assert (of_good["reason"], mean["score"], mean["left_out"]) == ("", of_good["score"], 3)
     told = run_here(capsys, *asked, "--plot", str(tmp_path / "plots"))
@@ -205,7 +212,7 @@ def test_signals_that_are_ignored_and_those_of_another_thread_are_left_alone(
         yield from ()
 
     handlers: list[list[Any]] = []
-    monkeypatch.setattr("evo.cli.replay._replay_all", look)
+    monkeypatch.setattr("evo.job.replays._replay_each", look)
     asked = ("replay", str(write_cache(tmp_path / "a.json")), "--samplers", "random")
     before = [signal.signal(signal.SIGINT, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)]
     try:
@@ -242,3 +249,105 @@ def test_what_cannot_be_replayed_is_one_sentence(
     assert ended.code == 2
     assert told.format(**files) in ended.err
     assert len(ended.err.splitlines()) == 1
+
+
+def test_python_and_the_command_find_the_same_and_every_repeat_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, plots = write_cache(tmp_path / "a.json"), tmp_path / "plots"
+    found = evo.replay(path, ["evolution", "random"], repeats=4, in_flight=2, seed=7, progress=False)
+    asked = ("replay", str(path), "--samplers", "evolution,random", "--repeats", "4", "--in-flight", "2", "--seed", "7")
+    document = run_here(capsys, *asked, "--json", "--plot", str(plots)).document
+    own = json.loads(json.dumps([vars(one) for one in found.scores], default=vars))
+    for one in [*own, *document["scores"], *(each for score in [*own, *document["scores"]] for each in score["each"])]:
+        for unequal in ("proposal_ms", "sampler_s", "first_tenth"):
+            one.pop(unequal, None)
+    assert own == document["scores"]
+    assert (document["seed"], document["repeats"], document["in_flight"], document["interrupted"]) == (7, 4, 2, False)
+    assert document["spaces"]["a.json"]["configurations"] == len(points())
+    assert document["spaces"]["a.json"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    for score in found.scores:
+        assert [one.seed for one in score.each] == [7, 8, 9, 10]
+        for one in score.each:
+            alone = judge(path, score.sampler, [replay(path, score.sampler, {}, 2, one.seed)])
+            assert (one.score, one.curve, one.evaluations) == (alone.score, alone.curve, alone.evaluations)
+            assert one.score == pytest.approx(sum(one.curve) / 100)
+        assert score.low <= score.score <= score.high
+    told = run_here(capsys, *asked)
+    figure = (plots / "a.svg").read_text()
+    for score, row in zip(found.scores, told.out.splitlines()[1:3], strict=True):
+        assert row.split()[1:6] == [score.sampler, *f"{score.score:.3f} {score.low:.3f} to {score.high:.3f}".split()]
+        assert f"{score.sampler} {score.score:.3f} ({score.low:.3f} to {score.high:.3f})" in figure
+    assert "4 repeats, seed 7, 2 in flight" in told.out
+
+
+def test_the_interval_of_a_score_is_that_of_means_of_resampled_repeats(tmp_path: Path) -> None:
+    """Among times that rise evenly, a mean rank is a mean time, and the bootstrap's interval nearly the normal one."""
+    path = write_times(tmp_path / "even.json", [1.0 + i / 1000 for i in range(2000)])
+    recorded = read_space(path)
+    reached = [1.0 + (i % 10) / 100 for i in range(200)]
+    made = [Replay(seed=i, improvements=[(0.0, t)], evaluations=1, sampler_s=0.0) for i, t in enumerate(reached)]
+    scored = judge(path, "x", made)
+    own = [one.score for one in scored.each]
+    assert scored.score == pytest.approx(statistics.fmean(own), rel=0.01)
+    half = 1.96 * statistics.stdev(own) / 200**0.5
+    assert (scored.low, scored.high) == pytest.approx((scored.score - half, scored.score + half), abs=0.2 * half)
+    assert recorded.unscored == ""
+    twice = mean_of("x", [scored, scored])
+    assert twice.score == scored.score
+    assert twice.high - twice.score == pytest.approx((scored.high - scored.score) / 2**0.5)
+    assert twice.curve_high[50] - twice.curve[50] == pytest.approx((scored.curve_high[50] - scored.curve[50]) / 2**0.5)
+
+
+def test_a_script_without_a_guard_replays_once(tmp_path: Path) -> None:
+    path = write_cache(tmp_path / "a.json")
+    (tmp_path / "script.py").write_text(
+        f"import evo\nprint('begun')\nprint(evo.replay({str(path)!r}, 'random', repeats=2, progress=False).seed)\n"
+    )
+    ended = run_python(tmp_path, "script.py", PYTHONPATH=str(Path(evo.__file__).parents[1]))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "begun\n0\n", "")
+
+
+def test_replays_are_a_table_where_pandas_is_installed_and_one_sentence_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = evo.replay(write_cache(tmp_path / "a.json"), "random", repeats=2, progress=False)
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "pandas", None)
+        with pytest.raises(UsageError, match=r"^df\(\) makes a pandas DataFrame.*pip install"):
+            found.df()
+    pytest.importorskip("pandas")
+    table = found.df()
+    assert list(table["seed"]) == [0, 1]
+    assert list(table["score"]) == [one.score for one in found.scores[0].each]
+    assert set(table["sampler"]) == {"random"}
+
+
+def test_what_python_cannot_replay_is_one_sentence(tmp_path: Path) -> None:
+    path = write_cache(tmp_path / "a.json")
+    with pytest.raises(UsageError, match=r"^--repeats must be at least 1, got 0$"):
+        evo.replay(path, repeats=0)
+    with pytest.raises(UsageError, match=r"^--seed must be a whole number"):
+        evo.replay(path, seed=-1)
+    with pytest.raises(UsageError, match=r"^nothing to replay"):
+        evo.replay([])
+
+
+def test_a_sampler_of_ones_own_file_is_replayed_in_processes_with_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, own = write_cache(tmp_path / "a.json"), tmp_path / "mine.py"
+    make = "find_sampler('evolution')(space, seed, options)"
+    own.write_text(f"from evo.search.samplers import find_sampler\nSAMPLER = lambda space, seed, options: {make}\n")
+    words = ("replay", str(path), "--samplers", "./mine.py,evolution", "--repeats", "2", "--json")
+    options = ("--sampler-option", "./mine.py.operators=mutation", "--sampler-option", "evolution.operators=mutation")
+    document = run_here(capsys, *words, *options).document
+    mine, evolution = document["scores"]
+    assert (mine["sampler"], mine["curve"], mine["high"]) == ("./mine.py", evolution["curve"], evolution["high"])
+    digest = hashlib.sha256(own.read_bytes()).hexdigest()
+    assert document["samplers"]["./mine.py"] == {"options": {"operators": "mutation"}, "files": {"./mine.py": digest}}
+    usual = run_here(capsys, *words).document["scores"][0]
+    assert usual["curve"] != mine["curve"]
+    own.write_text("SAMPLER = 1 / 0\n")
+    assert "mine.py, line 1: ZeroDivisionError: division by zero" in run_here(capsys, *words).sentence

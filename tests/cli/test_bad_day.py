@@ -289,7 +289,7 @@ def test_a_replay_says_how_far_it_is_and_ends_when_it_is_interrupted(
             assert len(err.splitlines()) == 1
             interrupted = re.search(r"evo: interrupted; the scores are those of (\d+) of 5000 replays", err)
             assert interrupted
-            assert f"\n{int(interrupted[1]):,} repeats, 1 in flight" in out
+            assert f"\n{int(interrupted[1]):,} repeats, seed 0, 1 in flight" in out
             assert int(interrupted[1]) < 5000
             assert SPACE.name in out
     assert not psutil.wait_procs(children, timeout=30)[1]

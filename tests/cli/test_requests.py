@@ -191,9 +191,9 @@ UNWRITABLE = "/proc/nowhere"
         (("search", "KERNEL", "--sampler", "luck"), "unknown sampler 'luck'"),
         (("search", "KERNEL", "--budget", "soon"), "'soon' is not a duration"),
         (("search", "KERNEL", "--patience", "0"), "a budget of 0 patience leaves nothing to do"),
-        (("search", "KERNEL", "--log", f"{UNWRITABLE}/x"), f"--log {UNWRITABLE}/x cannot be written"),
+        (("search", "KERNEL", "--log", f"{UNWRITABLE}/x"), f"--log '{UNWRITABLE}/x' cannot be written"),
         (("search", "KERNEL", "--export", f"{UNWRITABLE}/x"), f"cannot write to {UNWRITABLE}/x: "),
-        (("resume", "taken", "--log", f"{UNWRITABLE}/x"), f"--log {UNWRITABLE}/x cannot be written"),
+        (("resume", "taken", "--log", f"{UNWRITABLE}/x"), f"--log '{UNWRITABLE}/x' cannot be written"),
         (("resume", "taken", "--export", f"{UNWRITABLE}/x"), f"cannot write to {UNWRITABLE}/x: "),
         (("resume", "nobody"), "unknown run 'nobody'"),
         (("export", "taken", "--out", f"{UNWRITABLE}/x"), f"cannot write to {UNWRITABLE}/x: "),
@@ -227,7 +227,7 @@ def test_what_needs_no_worker_is_refused_before_one_is_opened(
 def test_command_job_file_and_python_have_the_same_options() -> None:
     own = {"context", "kernel", "export", "db", "json"}
     assert {*signature(search).parameters} - own == {*OPTIONS}
-    assert {*signature(evo.search).parameters} - {"kernel", "db", "progress"} == {*OPTIONS}
+    assert {*signature(evo.search).parameters} - {"kernel", "resume", "db", "progress"} == {*OPTIONS}
 
 
 def test_a_cache_that_cannot_be_written_is_told_at_once(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,10 +366,10 @@ JOBS = {
         f"a {key} of before": (f'{JOB}{key} = "dask"\n', f"line 3: {key} is no option any more; say where work runs with on")
         for key in ("executor", "scheduler", "cluster")
     },
-    "on no cluster": (f'{JOB}on = "dask"\n', "--on dask names no cluster: write the address of its scheduler"),
+    "on no cluster": (f'{JOB}on = "dask"\n', "--on 'dask' names no cluster: write the address of its scheduler"),
     "on an unknown place": (f'{JOB}on = "dusk"\n', "unknown executor 'dusk'; did you mean dask?"),
     "builders of a cluster": (f'{JOB}on = "tcp://h:1"\nbuilders = 3\n', "--builders is of this machine"),
-    "devices of a cluster": (f'{JOB}on = "c.yaml"\ndevices = "all"\n', "--devices all: of a cluster it names the kind"),
+    "devices of a cluster": (f'{JOB}on = "c.yaml"\ndevices = "all"\n', "--devices 'all': of a cluster it names the kind"),
     "a priority that is true": (f"{JOB}priority = true\n", "line 3: priority must be a number, got True"),
     "a priority of nan": (f"{JOB}priority = nan\n", "line 3: priority must be a number, got nan"),
     "evaluations of nan": (f"{JOB}evaluations = nan\n", "line 3: evaluations must be a whole number, got nan"),

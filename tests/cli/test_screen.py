@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evo.cli.outcome import unfinished
 from evo.executors import InFlight
 from evo.lineage import Environment
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.report import progress as screen
+from evo.report.outcome import unfinished
 from evo.report.progress import LiveScreen, PlainLines, busy_share
 from evo.search.finals import Step
 from evo.search.loop import Budget, Improvement, Progress, Search, StopReason

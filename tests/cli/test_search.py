@@ -377,7 +377,7 @@ def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any
     for name, told in zip(("long", "short"), again.err.splitlines(), strict=True):
         assert told.startswith(f"evo: run {name} of job.toml is finished: evo show {name}; to search on: evo resume {name} ")
     (tmp_path / "job.toml").write_text(QUEUE.replace("./toy", "softmax"))
-    assert "a run of that name that searches for something else" in here("search", "job.toml").sentence
+    assert "has a run 'long' of another kernel (./toy)" in here("search", "job.toml").sentence
     after = stored(tmp_path)
     assert len(after) == 32
     assert killed.items() <= after.items()

@@ -64,6 +64,7 @@ def launched(
         else:
             module = use(Path(shutil.copytree(folder, tmp_path_factory.mktemp("copy") / f"copy_{next(_serial)}")))
         assert (module.frontend._call is not None) is (launcher == "native")
+        module.also_serve(wait=True)
         return module
 
     return load

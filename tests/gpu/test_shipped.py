@@ -22,7 +22,7 @@ from evo.runtime.choice import in_order
 
 package = import_module(f"evo.ready.{name}")
 frontend, dispatch = package.frontend, package.frontend.DISPATCH
-package.also_serve(slower=True, measure=False)
+package.also_serve(slower=True, measure=False, wait=True)
 variant = in_order(dispatch.package.variants, 0)[0]
 args = frontend.timed(dict(variant.sizes), getattr(torch, variant.dtype), torch.device("cuda", 0), 0)
 compile, compiled = nvrtc.Compiler.compile, []
@@ -69,7 +69,7 @@ own, launcher = package.frontend.SUBJECT, "{launcher}"
 if launcher == "native":
     package.build()
 if "{name}" in ("attention",):
-    package.also_serve(gradients=True)
+    package.also_serve(gradients=True, wait=True)
 sizes = [(4096, 1024), (32, 4096), (2048, 2048), (300, 4096), (4096, 1536), (4096, 4096), (48, 4096)]
 lengths = [(2, 8, 512, 64), (1, 8, 100, 128), (4, 16, 1024, 64)]
 served = []

@@ -9,9 +9,9 @@ import pytest
 from recorded import WORKLOADS, Plan, record_run
 
 from evo.analysis.finals import read_run_finals
-from evo.cli.outcome import print_outcome
 from evo.lineage.store import Store
 from evo.problem.loading import load_kernel
+from evo.report.outcome import print_outcome
 from evo.report.terminal import Terminal
 
 MORE = tuple(f"rows={rows},cols=4096,dtype=float32" for rows in (64, 128, 192))

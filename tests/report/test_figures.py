@@ -43,6 +43,19 @@ def test_the_best_so_far_only_ever_rises_and_ends_at_the_lowest_score(one: Workl
     assert all(m.low < m.speedup < m.high for m in one.milestones)
 
 
+def test_dots_of_candidates_are_opaque_and_shrink_only_where_they_are_many(one: WorkloadOutcome) -> None:
+    def width(outcome: WorkloadOutcome) -> float:
+        figure = draw_convergence(outcome, "evaluations")
+        assert figure is not None
+        (dots,) = (mark for layer in figure.layers if (mark := layer["mark"]).get("strokeCap") == "round")
+        assert (dots["color"], "opacity" in dots) == ("var(--dot)", False)
+        return float(dots["strokeWidth"])
+
+    many = np.full(5000, 0.9)
+    crowd = replace(one, points=(one.points[0],) * 5000, speedup=many, elapsed_s=np.arange(5000.0), passed=many > 0)
+    assert (width(one), width(crowd)) == (5.0, 3.0)
+
+
 def test_a_lineage_has_a_mark_for_each_ancestor_that_says_change_and_gain(one: WorkloadOutcome) -> None:
     figure = draw_lineage(one, anchor="w1")
     links = list(ET.fromstring(figure.inline()).iter("{http://www.w3.org/2000/svg}a"))

@@ -74,9 +74,9 @@ def test_calls_are_pytorchs_while_a_variant_is_compiled_beside_them_and_then_tha
     compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, launcher: str,
 ) -> None:  # fmt: skip
     attention, go, args = (natively if launcher == "native" else use)(exported_attention), tmp_path / "go", qkv(32)
-    monkeypatch.setitem(importlib.import_module(f"{attention.__name__}.runtime.dispatch")._PATIENCE_S, "cpu", 0.0)
+    monkeypatch.setattr(importlib.import_module(f"{attention.__name__}.runtime.dispatch"), "_PATIENCE_S", 0.0)
     compiler(f"while [ ! -e {go} ]; do sleep 0.02; done")
-    attention.also_serve(untuned=True)
+    attention.also_serve(untuned=True, wait=False)
     for _ in range(3):
         assert "compiled beside the calls" in attention.explain(*args)
         assert torch.equal(attention.scaled_dot_product_attention(*args), torchs(*args))

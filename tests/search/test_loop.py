@@ -16,7 +16,6 @@ import pytest
 
 from evo.analysis.finals import read_run_finals
 from evo.analysis.runs import find_best, find_run
-from evo.cli.outcome import evaluation_costs
 from evo.errors import StoreError, UsageError
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Evaluation, Proposal, Status
 from evo.executors import InFlight
@@ -27,6 +26,7 @@ from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.clock import OVERTIME
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
+from evo.report.outcome import evaluation_costs
 from evo.search.finals import Finals, Step, build_all, end_finals, hold_all_finals, hold_race
 from evo.search.loop import Budget, Progress, Search, StopReason
 from evo.search.place import Place

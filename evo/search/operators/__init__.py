@@ -3,13 +3,15 @@
 An operator's point is made legal here, by moving the parameters that the operator does not insist on.
 """
 
+import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
-from evo.discovery import find_plugin
+from evo.discovery import find_plugin, plugin_names
+from evo.errors import UnknownNameError, UsageError
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Parameter, Point, Space, Value
 
@@ -46,8 +48,32 @@ class Operator:
 
 
 def find_operator(name: str) -> Operator:
-    """Raises UnknownNameError."""
-    return cast(Operator, find_plugin("operator", name))
+    """name: of a plug-in, or the path of a file. Raises UnknownNameError, and UsageError for what is no operator."""
+    found = find_plugin("operator", name)
+    if not isinstance(found, Operator):
+        raise UsageError(f"{name}: OPERATOR must be an evo.search.operators.Operator, got {found!r}")
+    return found
+
+
+ALL = "all"
+
+
+def weigh_operators(names: str, weights: Mapping[str, object]) -> dict[Operator, float]:
+    """The operators of these names, separated by commas, or ALL, each with its own weight or the one given here by its name.
+    Raises UnknownNameError or UsageError."""
+    found = [find_operator(name) for name in dict.fromkeys(plugin_names("operator") if names == ALL else names.split(","))]
+    known = {operator.name: operator for operator in found}
+    if len(known) < len(found):
+        raise UsageError(f"of the operators {names} two have one name ({', '.join(o.name for o in found)}): rename one")
+    for name, weight in weights.items():
+        if name not in known:
+            raise UnknownNameError("operator to weigh", name, known)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise UsageError(f"option 'weights.{name}' must be a number of at least 0, got {weight!r}")
+    weighed = {operator: float(cast(float, weights.get(operator.name, operator.weight))) for operator in found}
+    if not any(weighed.values()):
+        raise UsageError(f"all operators ({', '.join(known)}) have the weight 0: leave one on")
+    return weighed
 
 
 def move(rng: random.Random, parameter: Parameter, value: Value) -> Value:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from evo.discovery import find_plugin
-from evo.errors import UnknownNameError, UsageError
+from evo.discovery import fault, find_plugin, is_file
+from evo.errors import EvoError, UnknownNameError, UsageError
 from evo.evaluation import Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
@@ -58,9 +59,45 @@ class Sampler(Protocol):
 SamplerFactory = Callable[[Space, int, Mapping[str, object]], Sampler]
 
 
+_CALLS = ("ask", "adopt", "tell")
+
+
 def find_sampler(name: str) -> SamplerFactory:
-    """Raises UnknownNameError."""
-    return cast(SamplerFactory, find_plugin("sampler", name))
+    """name: of a plug-in, or the path of a file. Raises UnknownNameError, and UsageError for a file that is wrong."""
+    found = find_plugin("sampler", name)
+    if not callable(found) or (isinstance(found, type) and not all(hasattr(found, call) for call in _CALLS)):
+        raise UsageError(f"{name}: SAMPLER must be a class with the methods {', '.join(_CALLS)}, got {found!r}")
+    return cast(SamplerFactory, partial(_Own, name, found) if is_file(name) else found)
+
+
+class _Own:
+    """A sampler of a file of one's own. What goes wrong in it is said with its line."""
+
+    def __init__(self, name: str, make: SamplerFactory, space: Space, seed: int, options: Mapping[str, object]) -> None:
+        self._name = name
+        self._sampler: Any = self._call(make, (space, seed, options))
+        if lacking := [call for call in _CALLS if not hasattr(self._sampler, call)]:
+            raise UsageError(f"{name}: SAMPLER makes {self._sampler!r}, which has no {lacking[0]}")
+
+    def ask(self, order: int) -> Proposal:
+        proposal = self._call(self._sampler.ask, (order,))
+        if not isinstance(proposal, Proposal):
+            raise UsageError(f"{self._name}: ask must return a Proposal, got {proposal!r}")
+        return proposal
+
+    def adopt(self, order: int, migrant: Proposal) -> None:
+        self._call(self._sampler.adopt, (order, migrant))
+
+    def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
+        self._call(self._sampler.tell, (order, score, duplicate_of))
+
+    def _call(self, function: Callable[..., Any], arguments: Sequence[object]) -> Any:
+        try:
+            return function(*arguments)
+        except (EvoError, Exhausted):
+            raise
+        except Exception as error:
+            raise fault(self._name, error) from error
 
 
 def read_options(sampler: str, config: type[Config], options: Mapping[str, object]) -> Config:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evo.discovery import plugin_names
 from evo.evaluation import Parent, Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Parameter, Space, Value
-from evo.search.operators import find_operator, repair
+from evo.search.operators import ALL, repair, weigh_operators
 from evo.search.samplers import Unseen, at_least, read_options
 
 Array = npt.NDArray[np.float64]
@@ -27,6 +26,7 @@ Array = npt.NDArray[np.float64]
 _Offers = dict[Genome, tuple[Proposal, Array]]
 """Proposals that may be made, with their features."""
 
+_WEIGHTS = "weights."
 _ROLES = {1: ("parent",), 2: ("first", "second")}
 _SPREAD = 256
 """Number of random points, before evolution begins, of which the one farthest from all others is proposed (a maximin design,
@@ -45,6 +45,7 @@ class EvolutionConfig:
     tournament: size of a tournament for a parent.
     children: number of children made for each proposal, beside one random point.
     pool: largest number of children that are kept for later proposals, the most promising.
+    operators: names, or files of one's own, separated by commas. `weights.NAME`: another weight of one of these; 0 is off.
     """
 
     seeding: int = 6
@@ -52,6 +53,7 @@ class EvolutionConfig:
     tournament: int = 3
     children: int = 8
     pool: int = 100
+    operators: str = ALL
 
     def __post_init__(self) -> None:
         at_least(self, 1, "seeding", "tournament", "children", "pool")
@@ -60,11 +62,14 @@ class EvolutionConfig:
 
 class EvolutionSampler:
     def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:
-        self._config = read_options("evolution", EvolutionConfig, options)
+        weights = {key: value for key, value in options.items() if key.startswith(_WEIGHTS)}
+        own = {key: value for key, value in options.items() if key not in weights}
+        self._config = read_options("evolution", EvolutionConfig, own)
+        named = {key.removeprefix(_WEIGHTS): value for key, value in weights.items()}
+        self._operators = weigh_operators(self._config.operators, named)
         self._space = space
         self._rng = random.Random(seed)
         self._unseen = Unseen(space)
-        self._operators = [find_operator(n) for n in plugin_names("operator")]
         self._surrogate = Surrogate(space, seed)
         self._population: list[tuple[float, int, Genome]] = []
         """(score, order, genome), best first; among equal scores the older one."""
@@ -147,7 +152,7 @@ class EvolutionSampler:
     def _child(self) -> Proposal | None:
         if not self._population:
             return None
-        operator = self._rng.choices(self._operators, [o.weight for o in self._operators])[0]
+        operator = self._rng.choices([*self._operators], [*self._operators.values()])[0]
         parents = [self._select() for _ in range(operator.arity)]
         if len({order for order, _ in parents}) < operator.arity:
             return None

@@ -10,7 +10,6 @@ from typing import Any
 from evo.analysis.failures import read_failures
 from evo.analysis.finals import Confirmation, RunFinals, WorkloadFinals
 from evo.analysis.runs import MILESTONES, read_history
-from evo.cli.best import TOO_BUSY, cover_line, no_winner, reference_of
 from evo.environment import command_line
 from evo.evaluation import PASSED, UNCHECKED, Costs, Timing
 from evo.lineage.models import public_id
@@ -18,7 +17,7 @@ from evo.lineage.store import Store
 from evo.problem.kernel import FUNCTION_FILES, Kernel, Workload
 from evo.report.progress import LONG_S, STAGES, busy_share, incidents_text
 from evo.report.terminal import Terminal, brief_workload, speedup, timing_record
-from evo.report.text import counted, short, timed
+from evo.report.text import TOO_BUSY, counted, cover_line, no_winner, reference_of, short, timed
 from evo.search.finals import Finalist
 from evo.search.loop import Progress
 from evo.search.run import Outcome
@@ -148,7 +147,7 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
         if any(h.confirmed is None for h in winners):
             following = [("resume", run.name), *following]
         if any((kernel.folder / file).is_file() for file in FUNCTION_FILES):
-            following.append(("export", run.name, "--out", f"my_{kernel.folder.name}"))
+            following.append(("export", run.name, "--out", f"my_{kernel.name}"))
     elif run.refused_in_finals or record["first_failure"]:
         following = [("show", short(run.refused_in_finals[0].id if run.refused_in_finals else record["first_failure"]))]
         following.append(("failures", run.name))
@@ -175,6 +174,8 @@ def _print_only(
         if most := refused_most:
             reason = most["example"][:_REASON] or "nothing was said"
             console.say(f"most often: {most['candidates']} {most['status'].replace('_', ' ')}: {reason}")
+        elif refused := next((f for f in run.refused_in_finals if f.task == held.task), None):
+            console.say(f"{short(refused.id)} was refused: {refused.status.replace('_', ' ')}: {refused.reason[:_REASON]}")
         return
     unchecked = "; not all could be checked" if any(UNCHECKED in remark for remark in held.remarks) else ""
     winner, found = f"winner {short(held.winner)} for {name}", held.confirmed
