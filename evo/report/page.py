@@ -336,18 +336,13 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
     if final is not None:
         beside = {"x": {"value": {"expr": "width + 8"}}, "y": y, "text": {"field": "text"}}
         layers.append(_layer([final], "text", beside, align="left", fontWeight=600, color=_ACCENT))
-    caption = (
-        "The same against time, which includes compiling."
-        if seconds
-        else "Line: the best so far by the search's own timing, with its interval; dots: candidates that passed; strokes at"
+    caption = "The same against time, which includes compiling." if seconds else (
+        "Line: the best so far by the search's own timing, with its interval; dots: candidates that passed; strokes at"
         " the bottom: refused ones; dashed: the reference. At the right: the leader as the finals timed it."
     )
-    best = data.milestones[-1]
+    best, rise = data.milestones[-1], f"from {1 / data.milestones[0].ratio:.3f}× in {counted(len(bests), 'step')}"
     when = duration(best.elapsed_s) if seconds else f"{best.evaluated:,} of {counted(data.number, 'candidate')}"
-    alt = (
-        f"The best rises from {1 / data.milestones[0].ratio:.3f}× in {counted(len(bests), 'step')} to {1 / best.ratio:.3f}×,"
-        f" reached with #{best.order} after {when}."
-    )
+    alt = f"The best rises {rise} to {1 / best.ratio:.3f}×, reached with #{best.order} after {when}."
     return Figure(
         name=f"convergence-{against}",
         title=f"Convergence against {x_title}",
