@@ -346,8 +346,11 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
     return Figure(
         name=f"convergence-{against}",
         title=f"Convergence against {x_title}",
-        caption=caption, alt=alt, layers=layers, height=280,
-    )  # fmt: skip
+        caption=caption,
+        alt=alt,
+        layers=layers,
+        height=280,
+    )
 
 
 def draw_scores(name: str, title: str, scores: Sequence[Score]) -> Figure:
