@@ -367,7 +367,7 @@ def draw_scores(name: str, title: str, scores: Sequence[Score]) -> Figure:
     y = _number("y", "share of the way to the best", (lowest, 1.0), tickCount=6)
     colours = {"domain": labels, "range": [_ACCENT, _WARN, _MUTED, _INK]}
     key = {"orient": "top", "columns": 1, "labelLimit": 0, "labelFontSize": 13, "labelColor": _INK, "symbolType": "stroke",
-           "symbolStrokeWidth": 3, "symbolOpacity": 1, "title": None, "aria": False}  # fmt: skip
+           "symbolStrokeWidth": 3, "symbolOpacity": 1, "offset": 30, "title": None, "aria": False}  # fmt: skip
     who: Spec = {"field": "who", "type": "nominal", "scale": colours, "legend": key}
     band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": who}
     return Figure(

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from recorded import Plan, record_run
 
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome, read_outcome
 from evo.lineage.store import Store
-from evo.report.page import COLOURS, Figure, draw_convergence, draw_lineage, draw_workload
+from evo.report.page import COLOURS, Figure, draw_convergence, draw_lineage, draw_scores, draw_workload
 from evo.report.sentences import hardly_tried, importance_gap
 from evo.report.text import value_text
 
@@ -158,3 +159,20 @@ def test_disturbed_times_are_never_on_the_line(tmp_path: Path) -> None:
     assert [half.milestones != (), any(m.disturbed for m in half.milestones)] == [True, False]
     assert whole.milestones == ()
     assert draw_convergence(whole, "seconds") is None
+
+
+def test_a_legend_stands_above_the_title_of_the_axis() -> None:
+    score = SimpleNamespace(sampler="tpe", score=0.4, low=None, curve=(0.0, 0.5), curve_low=None, curve_high=None)
+    root = ET.fromstring(draw_scores("scores", "Scores", [score]).document().encode())
+    places: dict[str, float] = {}
+
+    def place(element: ET.Element, down: float) -> None:
+        moved = re.search(r"translate\([-\d.]+,\s*([-\d.]+)\)", element.get("transform", ""))
+        down += float(moved[1]) if moved else 0.0
+        if element.tag.endswith("text"):
+            places["".join(element.itertext())] = down
+        for child in element:
+            place(child, down)
+
+    place(root, 0.0)
+    assert places["tpe 0.400"] + 13 < places["share of the way to the best"]
