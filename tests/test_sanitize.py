@@ -328,5 +328,7 @@ def test_a_tool_refuses_no_candidate_where_it(
     path = without_libasan(tmp_path, where) if libasan else os.environ["PATH"]
     ended = run_python(tmp_path, *EVO, *search_for(toy, mode, tmp_path), *options, PATH=path, COLUMNS="300")
     assert ended.returncode == 0, ended
-    (remark,) = (line for line in ended.stdout.splitlines() if "not checked for memory errors" in line)
+    assert "; not all could be checked" in ended.stdout
+    shown = run_python(tmp_path, *EVO, "show", "latest", "--db", str(tmp_path / "lineage.db"), COLUMNS="300")
+    (remark,) = (line for line in shown.stdout.splitlines() if "not checked for memory errors" in line)
     assert told in remark

@@ -85,7 +85,7 @@ def compare_with_parents(connection: Connection, run_id: int, task: int | None =
     """The candidates of a run, or of one of its tasks, compared with their parents, in the order of proposal.
 
     A candidate of known machine code has the known time as a parent; as a child it repeats, and is not better. A disturbed
-    time is a best time only where its task has no other, as in the search.
+    time is a best time only where its task has no other, as in the search, and gains nothing.
     """
     rows, parents = read_tried(connection, run_id, task), parents_by_child(connection, run_id)
     times = search_times(connection, run_id, [row.id for row in rows])
@@ -97,7 +97,8 @@ def compare_with_parents(connection: Connection, run_id: int, task: int | None =
     for row in rows:
         time, before, improvement, is_best = own.get(row.id), best.get(row.task), 0.0, False
         if time is not None and not (time.disturbed and row.task in clean) and (before is None or time.ratio < before):
-            is_best, improvement = True, math.log(before / time.ratio) if before is not None else 0.0
+            is_best = True
+            improvement = math.log(before / time.ratio) if before is not None and not time.disturbed else 0.0
             best[row.task] = time.ratio
         known = [times[parent].ratio for parent in parents.get(row.id, ()) if parent in times and home[parent] == row.task]
         better = time is not None and time.ratio < min(known) if known else None

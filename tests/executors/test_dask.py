@@ -209,7 +209,7 @@ def test_of_several_kinds_of_device_one_measures(cluster: Cluster, kernel: Path,
 
     with pytest.raises(UsageError, match=r"have CPU of another kind and CPU of one kind, whose times do not compare"):
         search(None)
-    with pytest.raises(UsageError, match=r"--devices 'L4': the workers of .* have CPU of another kind and"):
+    with pytest.raises(UsageError, match=r"devices='L4': the workers of .* have CPU of another kind and"):
         search("L4")
     assert search("ANOTHER").best()
     assert (tmp_path / "another").exists()
