@@ -17,6 +17,7 @@ DEVICE = re.compile(r"cuda|cpu|\.?cu|\.?cpp|cuda_cpp|nvcc|\(?(sm\|compute\)|sm_|
 PLUG_IN = re.compile(r"evo\.targets\.(cuda|cpu|_c\w+|languages\.\w+)")
 ROOMS = ("targets", "runtime", "testing")
 FIELDS = {
+    "report/sentences.py": {"cuda", "CUDA", "sm_mhz"},  # what a run records of its environment, in words
     "export/t4.py": {"cuda", "e.cuda"},  # of that format, and of the record of a machine
     "export/flashinfer_bench.py": {"cuda"},
     "cli/export.py": {"cuda"},  # the default of an option
