@@ -112,7 +112,7 @@ class _Bound:
         with self._lock:
             found: Callable[..., Any] = self._names["_serve"]
             if found == self._first:
-                name = self._own.function.__name__
+                name, self._package = self._own.function.__name__, None
                 try:
                     self._package = self._load()
                     found = getattr(self._package, name)
@@ -235,7 +235,7 @@ class _Bound:
 
     def also_serve(self, **which: bool) -> None:
         """As that of a package, and of those that later searches lead to."""
-        self._also |= which
         self._bind()
         if self._package is not None:
             self._package.also_serve(**which)
+        self._also |= which

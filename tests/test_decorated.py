@@ -176,6 +176,8 @@ def test_a_cell_is_searched_called_from_threads_and_exported(
     scale = defined(SCALE, "scale")
     assert list(inspect.signature(scale).parameters) == ["x", "by"]
     x, found = torch.randn(3, 20011), list[Any]()
+    with pytest.raises(TypeError, match="slow"):
+        scale.also_serve(slow=True)
     scale.also_serve(measure=False, slower=True)
     assert scale.explain(x).startswith("variant")
     callers = [threading.Thread(target=lambda: found.append(scale(x, by=3.0))) for _ in range(4)]

@@ -87,10 +87,10 @@ class Jit:
     def compiled(self, variant: Variant, device: int) -> Loaded:
         """Compiled, tried and kept; or what was kept before. Raises Unavailable; Compiling while that goes on beside the
         caller, in a thread and on a stream of its own."""
+        if getattr(_compiling, "here", False):
+            raise Busy("a variant is being compiled")
         key = variant, device
         if (work := self._work.get(key)) is None:
-            if getattr(_compiling, "here", False):
-                raise Busy("a variant is being compiled")
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evo-jit")
             try:
                 work = self._work[key] = thread.submit(self._beside, variant, device, torch.get_num_threads())
