@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evo.analysis.lineage import Lineage
-    from evo.api import replay, resume, search
+    from evo.api import resume, search
     from evo.decorated import kernel
+    from evo.job.replays import replay
     from evo.problem.kernel import Kernel
     from evo.problem.space import Space
 
@@ -18,7 +19,7 @@ _PLACES = {
     "Lineage": "evo.analysis.lineage",
     "Space": "evo.problem.space",
     "kernel": "evo.decorated",
-    "replay": "evo.api",
+    "replay": "evo.job.replays",
     "resume": "evo.api",
 }
 

@@ -1,4 +1,4 @@
-"""Searching from Python: `evo.search`, `evo.resume` and `evo.replay` do what the commands of these names do."""
+"""Searching from Python: `evo.search` and `evo.resume` do what the commands of these names do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from evo.export._winners import export_run
 from evo.job.in_python import in_python, told_in_python
 from evo.job.job import OPTIONS, Options, make_job, read_budget, read_options, read_place
 from evo.job.opening import find_begun, open_again, open_search
-from evo.job.replays import replay
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel
@@ -35,7 +34,7 @@ from evo.report.text import counted
 from evo.search.loop import Budget
 from evo.search.tasks import OpenRun
 
-__all__ = ["Run", "replay", "resume", "search"]
+__all__ = ["Run", "resume", "search"]
 
 
 @dataclass(frozen=True, kw_only=True)

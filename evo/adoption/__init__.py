@@ -261,7 +261,7 @@ class _Reading:
         return found
 
     def _shape(self, name: str, dimensions: Collection[str]) -> tuple[str, ...]:
-        """Of a constant, in dimensions; empty where its sizes are no such, or their order is not seen."""
+        """The shape of a constant, in dimensions; empty where its sizes are no such, or their order is not seen."""
         sizes = self._constants[name]
         factors = tuple(factor.strip(" ()") for size in sizes for factor in size.split("*"))
         is_seen = len(factors) == len(sizes) or len({*factors}) == 1

@@ -57,7 +57,7 @@ class Stated:
     body: str
     signature: str
     arguments: str
-    """Of the call in the reference."""
+    """Arguments of the call in the reference."""
     tensors: Mapping[str, str]
     sizes: Mapping[str, str]
     fits: Mapping[str, str]

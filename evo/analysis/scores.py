@@ -85,9 +85,9 @@ class Replayed:
     interrupted: bool
     """Not all that was asked for is there."""
     spaces: Mapping[str, Mapping[str, object]]
-    """Of each file its digest, what it records, and the budget."""
+    """The digest of each file, what it records, and the budget."""
     samplers: Mapping[str, Mapping[str, object]]
-    """Of each sampler its options, and the digests of files of one's own that it consists of."""
+    """The options of each sampler, and the digests of files of one's own that it consists of."""
     scores: Records[Score]
     means: Records[Score]
     figures: Sequence[str] = ()

@@ -45,7 +45,7 @@ class Constant(NamedTuple):
 
 @cache
 def constants_of(source: PlainSource) -> Mapping[str, Constant]:
-    """By name."""
+    """The variables with __constant__ of a source, by name."""
     found = dict[str, Constant]()
     for node in source.within(source.root, "declaration"):
         if not any(c.type == "type_qualifier" and source.text(c) == "__constant__" for c in node.children):
@@ -66,7 +66,7 @@ def constants_of(source: PlainSource) -> Mapping[str, Constant]:
 
 
 def host_filled(whole: PlainSource, part: PlainSource) -> list[Constant]:
-    """Those of a part of a source that host code fills: it says so, or nothing gives them a value."""
+    """The constants of a part of a source that host code fills: it says so, or nothing gives them a value."""
     calls = whole.within(whole.root, "call_expression")
     own = (whole.text(c) for c in calls if _FILLS.fullmatch(whole.named(c.child_by_field_name("function"))))
     named = {name for text in own for name in NAME.findall(text)}

@@ -305,14 +305,12 @@ class Dispatch(Table):
                 raise compiling[0]
             if not contenders:
                 return nearest[0]  # of which the reason is told
-            self._jit.busy = True  # other threads do not wait
             try:
-                fastest, ratio, busy = race(self._frontend, contenders, sizes, dtype, device)
+                with self._jit.alone():
+                    fastest, ratio, busy = race(self._frontend, contenders, sizes, dtype, device)
             except Exception as error:  # whatever it is, the caller has a model to run
                 reason = str(error).partition("\n")[0]
                 return replace(nearest[0], slower=f"no race with it could be held: {reason}")
-            finally:
-                self._jit.busy = False
             if busy and spoilt + 1 < _RACES:
                 _remember(self._spoilt, bucket, (spoilt + 1, time.monotonic() + 2**spoilt))
                 raise Busy(_BUSY)

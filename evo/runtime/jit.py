@@ -7,9 +7,9 @@ stands. See evo/export/module.py, which writes what is read here.
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Semaphore, local
@@ -55,7 +55,7 @@ class Jit:
         self._sizes = 0
         self.begun = 0
         """Number of compilations begun."""
-        self.busy = False
+        self.busy: bool
         """Whether a call waits for one, or a race is held."""
         self.forget()
 
@@ -109,9 +109,15 @@ class Jit:
 
     def wait(self, work: Future[Loaded], seconds: float | None) -> bool:
         """Whether it is over, which is waited for so long."""
+        with self.alone():
+            return bool(wait([work], seconds).done)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Other threads do not wait within: calls that no variant serves yet are PyTorch's."""
         self.busy = True
         try:
-            return bool(wait([work], seconds).done)
+            yield
         finally:
             self.busy = False
 
