@@ -73,6 +73,8 @@ class Adopted:
     tiles: str = ""
     axes: bool = False
     smem_bytes: str = "0"
+    is_unsized: bool = False
+    """Whether the file does not show the bytes of an array that is extern __shared__."""
     questions: tuple[str, ...] = ()
     """What only the author knows of the arguments."""
     left_out: tuple[str, ...] = ()
@@ -182,7 +184,9 @@ class _Reading:
         shape = tuple(dimensions) if len(dimensions) == 1 else ()
         unknown = [a.name for a in tensors if not a.dtype]
         shapes = {a.name: self._shape(a.name, dimensions) if a.name in self._constants else shape for a in tensors}
-        asked = [n for n in shapes if not shapes[n] or (n not in self._constants and (unknown or not scalars))]
+        unshown = {*self._unshown(dimensions[0])} if shape else set[str]()
+        unshown |= shapes.keys() if unknown or not scalars else set()
+        asked = [n for n in shapes if not shapes[n] or (n not in self._constants and n in unshown)]
         questions = [f"the shapes of {', '.join(asked)} in the dimensions {', '.join(dimensions)}"] if asked else []
         questions += [f"the dtype of {', '.join(unknown)}"] if unknown else []
         return Adopted(
@@ -235,7 +239,7 @@ class _Reading:
             yield Argument(name=name, kind="scalar", dtype=dtype)
             return
         dtype = dtype if parameter.pointers < 2 else ""
-        if role.unsure and not parameter.is_const:
+        if (role.unsure or not (role.read or role.written)) and not parameter.is_const:
             unsure.append(f"whether {name} is an input or an output")
         if not role.written or parameter.is_const:
             kind = "input" if role.read or parameter.is_const else "output"
@@ -259,6 +263,15 @@ class _Reading:
                 found.add(name)
                 waiting += NAME.findall(values.get(name, ""))
         return found
+
+    def _unshown(self, dimension: str) -> Iterator[str]:
+        """Pointers that are no vectors of the only dimension, as the code multiplies by it to find a place, or that have an
+        element a block or thread, or one that the data choose."""
+        code, place = self._handed.code(self._entry.node), r"(block|thread)Idx\s*\.\s*[xyz]\s*\]"
+        is_matrix = re.search(rf"\*\s*{dimension}\b(?!\s*\*)|\b{dimension}\s*\*", code)
+        for name in (p.name for p in self._parameters if p.pointers):
+            if is_matrix or re.search(rf"\b{name}\s*\[\s*{place}|\batomic\w+\s*\(\s*&?\s*{name}\b", code):
+                yield name
 
     def _shape(self, name: str, dimensions: Collection[str]) -> tuple[str, ...]:
         """The shape of a constant, in dimensions; empty where its sizes are no such, or their order is not seen."""
@@ -357,6 +370,8 @@ class _Reading:
             own = [n for n in choices if _THREADS.fullmatch(n) and (axes == 1 or n.lower().endswith(AXES[place]))]
             if size is None and own:
                 replaced[axis] = threads[place] = own[0]
+            elif size in replaced:
+                replaced[axis] = threads[place] = replaced[size]
             elif is_free and (size is None or (isinstance(size, int) and size > 1 and _fits(geometry, place, size))):
                 name = "threads" if axes == 1 else f"threads_{AXES[place]}"
                 usual[name] = size or (256 if axes == 1 else 16)
@@ -378,11 +393,14 @@ class _Reading:
         cut = (in_python(whole, dimensions, of_workload=False) for whole, _ in geometry.tiles)
         tiles = [f'("{text}", {size})' for text, size in zip(cut, names, strict=True)]
         has_dynamic = bool(re.search(r"extern\s+__shared__", self._part.code(self._entry.node)))
-        shown = not any("blockDim" in text for text in (*block, *names)) and not (has_dynamic and not geometry.smem_bytes)
+        is_unsized = has_dynamic and not geometry.smem_bytes
+        shows_block = not any("blockDim" in text for text in block)
+        shown = shows_block and not any("blockDim" in text for text in names) and not is_unsized
         return {
-            "threads": (block[0] if len(block) == 1 else f"({', '.join(block)})") if block and shown else "",
+            "threads": (block[0] if len(block) == 1 else f"({', '.join(block)})") if block and shows_block else "",
             "tiles": "".join(f"{tile}, " for tile in tiles).strip() if shown else "",
             "axes": len(tiles) > 1,
+            "is_unsized": is_unsized,
             "smem_bytes": in_python(geometry.smem_bytes, dimensions, of_workload=True),
         }
 

@@ -13,6 +13,7 @@ Tree = Any
 """An expression: a number, a name, or (operation, left, right)."""
 
 AXES = "xyz"
+_BLOCK = tuple(f"blockDim.{axis}" for axis in AXES)
 _CEIL = re.compile(r"ceil|c_?div|div_?up|div_?round_?up|round_?up_?div|num_?blocks", re.IGNORECASE)
 _SIZES = {"char": 1, "half": 2, "__half": 2, "float": 4, "int": 4, "unsigned": 4, "double": 8, "float2": 8, "float4": 16}
 _LISTS = ("argument_list", "initializer_list", "parameter_list")
@@ -50,6 +51,7 @@ def geometry_of(source: PlainSource, entry: EntryPoint, dimensions: Collection[s
             made = replace(made, tiles=own_place.tiles)
         if made.threads and made.tiles:
             return made
+        own_place = replace(own_place, threads=own_place.threads or made.threads)
     return own_place
 
 
@@ -236,9 +238,11 @@ class _Host:
                 known[_text(argument)] = parameter.name
         self._trees = _Trees(source, launched.function, known)
         self._block = self._trees.components(launched.geometry[1])
-        for axis, part, size in zip(AXES, self._trees.parts(launched.geometry[1]), self._block, strict=False):
-            if part.type in _NAMED and isinstance(size, int):  # what the name of its variable stands for is so many threads
-                known[_text(part)] = f"blockDim.{axis}"
+        for place, part in enumerate(self._trees.parts(launched.geometry[1])):
+            if known.get(_text(part), "") in _BLOCK:  # one variable for both axes is one number of threads
+                self._block[place] = known[_text(part)]
+            elif part.type in _NAMED and isinstance(self._block[place], int):  # its variable stands for so many threads
+                known[_text(part)] = _BLOCK[place]
 
     def geometry(self) -> Geometry:
         block = self._block

@@ -125,7 +125,7 @@ def check(
             key: {"counts": of, "missing": [kind for kind, n in of.items() if not n], "cases": gated[key]}
             for key, of in kinds.items()
         },
-        "compiled_only": why_not,
+        "compiled_only": "--compile-only leaves out the gate and the clock" if compile_only else why_not,
         "unread": unread,
         "branches": [_branch_record(b) for b in branches],
         "samples": [_branch_record(b) | {"faults": faults} for b, faults in sampled],

@@ -172,7 +172,22 @@ __global__ void copy(float* to, float* from, int n) {
     int i = threadIdx.x + blockIdx.x * blockDim.x;
     if (4 * i < n) put(reinterpret_cast<float4*>(to) + i, FLOAT4(from[4 * i]));
 }
+__global__ void blur(float* out, const float* in, int n) {
+    extern __shared__ float row[];
+    int c = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y * blockDim.y + threadIdx.y;
+    row[threadIdx.x] = in[r * n + c];
+    if (r < n && c < n) out[r * n + c] = row[threadIdx.x];
+}
+__global__ void square(int* c, const int* a) { c[threadIdx.y] = a[threadIdx.x + blockIdx.y * blockDim.y + blockIdx.x]; }
+__global__ void largest(float* out, const float* in, float* spare, int n) {
+    float most = 0;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) most = fmaxf(most, in[i]);
+    out[blockIdx.x] = most;
+}
 torch::Tensor run(torch::Tensor data, float* at, float* by, int m, int k) {
+    int side = 16, blocks = (m + side - 1) / side, bytes = rand();
+    blur<<<dim3(blocks, blocks), dim3(side, side), bytes>>>(at, by, m);
+    square<<<dim3(RUNTIME, RUNTIME), dim3(side, side)>>>(nullptr, nullptr);
     dim3 block(BLOCK_X, 8), grid(CEIL(k, BLOCK_X), CEIL(m, 8));
     grow<<<grid, block>>>(at, by, m, k);
     count<float, 4><<<CEIL(data.numel(), 1024), 256>>>(data.data_ptr<float>(), nullptr, data.numel());
@@ -203,7 +218,29 @@ FOUND = {
         {"threads": (32, 64, 128, 256, 512, 1024)},
         None,
     ),
+    "blur": (
+        "out output, in input, n scalar int32",
+        {"threads_x": (1, 2, 4, 8, 16, 32, 64)},
+        'threads=(point["threads_x"], point["threads_x"]), tiles=(("n", 256),), axes=True, smem_bytes=0)',
+    ),
+    "square": (
+        "c output int32, a input int32",
+        {"threads_x": (1, 2, 4, 8, 16, 32, 64)},
+        'threads=(point["threads_x"], point["threads_x"]), tiles=(("n", 256),))',
+    ),
+    "largest": (
+        "out output, in input, spare output, n scalar int32",
+        {"threads": (32, 64, 128, 256, 512, 1024)},
+        'threads=point["threads"], tiles=(("n", point["threads"]),))',
+    ),
 }
+ASKED = {
+    "gather": (),
+    "count": ("the shapes of bins in the dimensions n", "what bins holds before a call"),
+    "blur": ("computes, and smem_bytes, of its extern __shared__ arrays", "the shapes of out, in in the dimensions n"),
+    "largest": ("the shapes of out in the dimensions n", "whether spare is an input or an output"),
+}
+"""What is asked of a kernel, besides what it computes."""
 
 
 @pytest.mark.parametrize("entry", FOUND)
@@ -221,6 +258,9 @@ def test_roles_choices_and_the_launch_are_read_from_the_source(here: Any, tmp_pa
     assert ", ".join(told) == arguments
     assert made.document["parameters"] == {n: list(v) for n, v in parameters.items() if v is not None}
     assert launch is None or launch in text, text
+    asked = [place["what"] for place in made.document["to_fill_in"] if place["file"] == "kernel.py"]
+    for said, what in zip(ASKED.get(entry, asked), asked, strict=True):
+        assert said in what
 
 
 def test_a_jinja_source_is_made_a_template_of_ours(here: Any, tmp_path: Path) -> None:
