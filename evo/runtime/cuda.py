@@ -28,11 +28,12 @@ from .driver import (
     load_driver,
 )
 from .manifest import OPERATIONS, LaunchPlan, launchable, quantity
-from .package import Busy, Unavailable, Variant
+from .package import Unavailable, Variant
 
 _NO_CONTEXT = 201
 _CAPTURE_ERRORS = range(900, 920)
 _RELAXED = 2  # CUstreamCaptureMode
+_NON_BLOCKING = 1  # CUstream_flags
 
 # torch's public ways to ask these make objects first, which takes longer than the launch.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -79,6 +80,13 @@ def numbered(text: str, names: Sequence[str]) -> list[tuple[int, int]]:
     return [kinds[part] if isinstance(part, str) else (1, part) for part in quantity(text)]
 
 
+def _primary_context(index: int) -> int:
+    """The one that PyTorch uses. Raises Unavailable."""
+    device = answer(ctypes.c_int, "cuDeviceGet", "the GPU does not answer", index)
+    context: int = answer(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", device)
+    return context
+
+
 @contextmanager
 def _context(context: int) -> Iterator[None]:
     ask("cuCtxPushCurrent", "the GPU's context cannot be used", context)
@@ -88,20 +96,26 @@ def _context(context: int) -> Iterator[None]:
         load_driver().cuCtxPopCurrent(ctypes.byref(ctypes.c_void_p()))
 
 
-def refuse_while_capturing(index: int) -> None:
-    """Raises Busy while this thread's stream on a GPU is being captured into a CUDA graph, which loading code could break;
-    Unavailable without CUDA."""
-    if torch.version.cuda is None:
-        raise Unavailable("this PyTorch is not built for CUDA")
+def is_capturing(index: int) -> bool:
+    """Whether this thread's stream on a GPU is being captured into a CUDA graph; never on a CPU, whose index is -1."""
+    if index < 0:
+        return False
     with torch.cuda.device(index):
-        if torch.cuda.is_current_stream_capturing():
-            raise Busy("no such call was made before the capture of this CUDA graph began; call it once beforehand")
+        return torch.cuda.is_current_stream_capturing()
+
+
+def new_stream(index: int) -> torch.cuda.Stream:
+    """One that nothing else uses: those of torch.cuda.Stream are lent in turns, also to what captures graphs. Raises
+    Unavailable."""
+    with beside_captures(), _context(_primary_context(index)):
+        stream = answer(ctypes.c_void_p, "cuStreamCreate", "the GPU has no stream to compile on", _NON_BLOCKING)
+    return torch.cuda.ExternalStream(stream, torch.device("cuda", index))
 
 
 @contextmanager
 def beside_captures() -> Iterator[None]:
-    """Another thread may be capturing a graph: only in this mode may code be loaded and memory allocated meanwhile. Raises
-    Unavailable."""
+    """This thread or another may be capturing a graph: only in this mode may code be loaded and memory allocated meanwhile.
+    Raises Unavailable."""
     driver, mode = load_driver(), ctypes.c_int(_RELAXED)
     driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
@@ -112,8 +126,7 @@ def beside_captures() -> Iterator[None]:
 
 def load_image(variant: Variant, name: str, image: bytes, index: int) -> Function:
     """Code of a variant's, a cubin or PTX, that messages call `name`. Raises Unavailable."""
-    device = answer(ctypes.c_int, "cuDeviceGet", "the GPU does not answer", index)
-    context = answer(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", device)
+    context = _primary_context(index)
     with beside_captures(), _context(context):
         handles = _load_functions(image, name, variant)
     properties = torch.cuda.get_device_properties(index)

@@ -30,7 +30,7 @@ from .package import (
     kept,
     options_in_words,
 )
-from .trial import Call, Loaded, Table, race
+from .trial import Call, Loaded, Table
 
 _RACING = 2
 """Variants that a race is between, beside PyTorch."""
@@ -86,7 +86,8 @@ class Dispatch(Table):
     def __missing__(self, key: tuple[Any, ...]) -> Call | str:
         if self._jit.busy:  # what is tried then may ask, too
             return "a variant is being compiled or raced"
-        if (going_on := self._compiling.get(key)) is not None and not going_on.work.done():
+        going_on = self._compiling.get(key)
+        if going_on is not None and not going_on.work.done() and self._patience_s(key[0]) is not None:
             return str(going_on)
         with self._lock:
             found: Call | str
@@ -137,7 +138,8 @@ class Dispatch(Table):
         slower: problems whose nearest variant was measured, and PyTorch was faster. Not at first.
         measure: problems unlike all that were measured by the fastest in a short race of the two nearest variants and
         PyTorch, as at first; else by the nearest variant.
-        wait: calls for which variants are being compiled, by these: they wait. At first on CPUs; on GPUs for 1.5 s at most.
+        wait: calls for which variants are being compiled, by these: they wait. At first on CPUs and within CUDA graphs that
+        are captured; on GPUs else for 1.5 s at most.
         more: calls by variants with outputs that they do not ask for, where others are for the same sizes. Not at first.
         """
         with self._lock:
@@ -217,9 +219,9 @@ class Dispatch(Table):
         return refused, -1, None
 
     def _patience_s(self, device: int) -> float | None:
-        """None: as long as it takes."""
+        """None: as long as it takes, also while a graph is captured, which has what it is given for good."""
         waits = device < 0 if self._wait is None else self._wait
-        return None if waits or self._only is not None else _PATIENCE_S
+        return None if waits or self._only is not None or cuda.is_capturing(device) else _PATIENCE_S
 
     def _awaited(self, work: Callable[[], _Found], seconds: float | None = None) -> _Found:
         """What `work` gives once what it has compiled is. Raises Busy where that takes longer, or earlier calls began it."""
@@ -285,8 +287,6 @@ class Dispatch(Table):
         known = [v for m in nearest for v in m.builds if str(v) == variant]
         builds = [v for v in known if not isinstance(self._loaded.get((v.index, device)), str)]  # it may have failed since
         if not builds:
-            if device >= 0:
-                cuda.refuse_while_capturing(device)
             spoilt, next_s = self._spoilt.get(bucket, (0, 0.0))
             if time.monotonic() < next_s:
                 raise Busy(_BUSY)
@@ -306,8 +306,7 @@ class Dispatch(Table):
             if not contenders:
                 return nearest[0]  # of which the reason is told
             try:
-                with self._jit.alone():
-                    fastest, ratio, busy = race(self._frontend, contenders, sizes, dtype, device)
+                fastest, ratio, busy = self._jit.race(contenders, sizes, dtype, device)
             except Exception as error:  # whatever it is, the caller has a model to run
                 reason = str(error).partition("\n")[0]
                 return replace(nearest[0], slower=f"no race with it could be held: {reason}")
@@ -415,9 +414,7 @@ class Dispatch(Table):
 
     def _code(self, variant: Variant, device: int) -> Loaded:
         """A variant's binary; where it has none, or a library does not fit this CPU, what is compiled of its source.
-        Raises Unavailable; Busy while a CUDA graph is captured."""
-        if device >= 0:
-            cuda.refuse_while_capturing(device)
+        Raises Unavailable; Busy."""
         if variant.binary is None:
             return self._jit.compiled(variant, device)
         if device >= 0:

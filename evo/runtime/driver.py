@@ -44,7 +44,7 @@ _NAMES = {
         " cuEventDestroy_v2 cuEventSynchronize cuThreadExchangeStreamCaptureMode"
     ),
     "ip": "cuGetErrorName cuGetErrorString",
-    "pi": "cuDeviceGet cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain cuEventCreate",
+    "pi": "cuDeviceGet cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain cuEventCreate cuStreamCreate",
     "pii": "cuDeviceGetName cuDeviceGetAttribute cuDeviceGetPCIBusId cuFuncSetAttribute",
     "pip": "cuFuncGetAttribute",
     "pp": "cuModuleLoadData",

@@ -7,7 +7,7 @@ stands. See evo/export/module.py, which writes what is read here.
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,7 +21,7 @@ from . import cpu, cuda, nvrtc
 from .choice import factors, rank
 from .driver import driver_version
 from .package import Busy, Package, Unavailable, Variant, digest, keep, kept
-from .trial import Loaded, apart, try_out
+from .trial import Loaded, apart, race, try_out
 
 _MOST_SIZES = 128
 """Largest number of sizes that one process compiles, since programs whose sizes never repeat would compile for ever."""
@@ -109,11 +109,25 @@ class Jit:
 
     def wait(self, work: Future[Loaded], seconds: float | None) -> bool:
         """Whether it is over, which is waited for so long."""
-        with self.alone():
+        with self._alone():
             return bool(wait([work], seconds).done)
 
+    def race(
+        self, contenders: Sequence[Loaded], sizes: Mapping[str, int], dtype: torch.dtype, device: int
+    ) -> tuple[Loaded, float, bool]:
+        """See trial.race. It goes on behind what the caller's stream has to do, or beside a graph that is captured of it."""
+        with self._alone():
+            stream = self._stream(device) if device < 0 or cuda.is_capturing(device) else torch.cuda.current_stream(device)
+            return race(self._frontend, contenders, sizes, dtype, device, stream)
+
+    def _stream(self, device: int) -> torch.cuda.Stream | None:
+        """This one's own; None for a CPU."""
+        if device >= 0 and device not in self._streams:
+            self._streams[device] = cuda.new_stream(device)
+        return self._streams.get(device)
+
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[None]:
         """Other threads do not wait within: calls that no variant serves yet are PyTorch's."""
         self.busy = True
         try:
@@ -124,9 +138,7 @@ class Jit:
     def _beside(self, variant: Variant, device: int, threads: int) -> Loaded:
         _compiling.here = True
         with self._free:
-            if device >= 0 and device not in self._streams:
-                self._streams[device] = torch.cuda.Stream(device)
-            return apart(device, self._streams.get(device), threads, lambda place: self._compiled(variant, device, place))
+            return apart(device, self._stream(device), threads, lambda place: self._compiled(variant, device, place))
 
     def _compiled(self, variant: Variant, device: int, place: torch.device) -> Loaded:
         started, package, recipe = time.monotonic(), self._package, variant.record["recipe"]

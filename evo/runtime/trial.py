@@ -84,18 +84,11 @@ def _fail(_variant: int, _device: int, reason: str) -> NoReturn:
     raise Unavailable(reason)
 
 
-def aside(device: int, work: Callable[[torch.device], _Found]) -> _Found:
-    """In a thread of its own, without the modes and settings of the caller's; on a GPU, on the caller's stream there, also
-    while other threads capture graphs. Raises what `work` raises."""
-    stream = torch.cuda.current_stream(device) if device >= 0 else None
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(apart, device, stream, torch.get_num_threads(), work).result()
-
-
 def apart(
     device: int, stream: torch.cuda.Stream | None, threads: int, work: Callable[[torch.device], _Found]
 ) -> _Found:
-    """In this thread, which is for it alone: on a GPU on a stream there, on a CPU by so many threads."""
+    """In a thread that is for it alone, without the modes and settings of the caller's: on a GPU on a stream there, also
+    while graphs are captured, on a CPU by so many threads."""
     with torch.no_grad():
         if stream is None:
             torch.set_num_threads(threads)
@@ -105,7 +98,7 @@ def apart(
 
 
 def try_out(frontend: Any, loaded: Loaded, place: torch.device) -> None:
-    """To be called `aside`. Raises Unavailable for a variant that is wrong or that no case tries; what PyTorch raises, as
+    """To be called `apart`. Raises Unavailable for a variant that is wrong or that no case tries; what PyTorch raises, as
     where no memory is left."""
     variant, table = loaded.variant, OneVariant(loaded)
     sizes = {n: size if n in variant.fixed else min(size, _FREE_SIZE) for n, size in variant.sizes.items()}
@@ -125,7 +118,12 @@ def try_out(frontend: Any, loaded: Loaded, place: torch.device) -> None:
 
 
 def race(
-    frontend: Any, variants: Sequence[Loaded], sizes: Mapping[str, int], dtype: torch.dtype, device: int
+    frontend: Any,
+    variants: Sequence[Loaded],
+    sizes: Mapping[str, int],
+    dtype: torch.dtype,
+    device: int,
+    stream: torch.cuda.Stream | None,
 ) -> tuple[Loaded, float, bool]:
     """The fastest variant for one problem, its time over PyTorch's, and, on a CPU, whether other programs made the times
     useless. Raises Unavailable where no variant takes the problem, or a GPU has waited for the CPU; what PyTorch raises,
@@ -153,7 +151,8 @@ def race(
             original, *own = map(min, rounds_on_gpu(contenders, place))
         return variants[taking[own.index(min(own))]], min(own) / original, busy
 
-    return aside(device, times)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(apart, device, stream, torch.get_num_threads(), times).result()
 
 
 def rounds_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) -> list[list[float]]:

@@ -81,10 +81,9 @@ def test_a_busy_machine_decides_nothing_and_is_asked_again_later_but_not_for_eve
     module.also_serve(measure=True)
     now, races = [1000.0], []
     seems(module, monkeypatch, busy=True)
-    dispatch = f"{module.__name__}.runtime.dispatch"
-    race = module.runtime.dispatch.race
-    monkeypatch.setattr(f"{dispatch}.time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(f"{dispatch}.race", lambda *args: races.append(now[0]) or race(*args))
+    race = module.runtime.jit.race
+    monkeypatch.setattr(f"{module.__name__}.runtime.dispatch.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(f"{module.__name__}.runtime.jit.race", lambda *args: races.append(now[0]) or race(*args))
     for seconds in (0.0, 0.5, 0.4, 0.2, 1.0, 1.1, 3.9, 0.2, 8.1):
         now[0] += seconds
         assert way(module, 300, 100) == "PyTorch: this machine is too busy to race a variant with it"
