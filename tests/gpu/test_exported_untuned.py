@@ -113,7 +113,7 @@ def test_what_a_capture_begins_or_meets_half_compiled_is_in_the_graph(
     """Nothing is kept from before: it compiles, tries and races."""
     monkeypatch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr(importlib.import_module(f"{module.__name__}.runtime.dispatch"), "_PATIENCE_S", 0.0)
-    module.also_serve(measure=True, slower=True)
+    module.also_serve(measure=True, slower=True, wait=False)
     args = arguments(module, a_size(module))
     theirs(module)(*args)
     if begun:
