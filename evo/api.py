@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -23,7 +23,7 @@ from evo.export._winners import export_run
 from evo.job.in_python import in_python, told_in_python
 from evo.job.job import OPTIONS, Options, make_job, read_budget, read_options, read_place
 from evo.job.opening import find_begun, open_again, open_search
-from evo.lineage import RunStatus
+from evo.lineage import RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel
 from evo.report.notebook import Cell, in_notebook
@@ -31,10 +31,12 @@ from evo.report.outcome import outcome_record, print_outcome
 from evo.report.progress import follow
 from evo.report.terminal import make_console, notice
 from evo.report.text import counted
-from evo.search.loop import Budget
+from evo.search.loop import Budget, StopReason
 from evo.search.tasks import OpenRun
 
 __all__ = ["Run", "resume", "search"]
+
+_LIMITS: dict[str, str] = {StopReason.TIME: "seconds", StopReason.EVALUATIONS: "evaluations", StopReason.PATIENCE: "patience"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ def search(
             raise UsageError("resume=True continues the run of a name; give name=, too")
         if (begun := find_begun(job, options, db, tell) if resume else None) is None:
             opening = open_search(job, db, tell)
-        elif begun.status is RunStatus.FINISHED and not _is_more(limit, begun.spec.budget):
+        elif begun.status is RunStatus.FINISHED and not _is_more(limit, begun):
             if progress:
                 tell(f"run {begun.name} is finished ({begun.stop_reason}); a larger --budget or --evaluations searches on")
             return Run(name=begun.name, db=db, interrupted=False)
@@ -156,10 +158,13 @@ def _resumable() -> Iterator[None]:
         raise
 
 
-def _is_more(limit: Budget | None, had: Mapping[str, Any]) -> bool:
-    return limit is not None and any(
-        value is not None and value > (had[name] or 0) for name, value in asdict(limit).items() if name != "patience"
-    )
+def _is_more(limit: Budget | None, finished: StoredRun) -> bool:
+    """Whether the limit that has ended a run is another one's no longer."""
+    name = _LIMITS.get(finished.stop_reason)
+    if limit is None or name is None:
+        return False
+    now: float | None = getattr(limit, name)
+    return now is None or now > finished.spec.budget[name]
 
 
 def _teller(db: str) -> Callable[[str], None]:

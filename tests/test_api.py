@@ -80,10 +80,13 @@ def test_a_cell_is_run_twice(searched: Run, toy: Path, tmp_path: Path, capfd: py
         f" evo.resume('mine', db={searched.db!r}), or here with resume=True"
     )
     assert evo.search(toy, resume=True, **asked) == searched
+    assert capfd.readouterr().err.startswith("evo: run mine is finished")
+    assert evo.search(toy, resume=True, **asked, budget="9h") == searched, "another limit ended it"
     finished = "evo: run mine is finished (evaluations done); a larger budget= or evaluations= searches on\n"
     assert capfd.readouterr() == ("", finished)
     others = {"seed": (4, r"seed \(3\)"), "sampler": ("random", r"sampler \(evolution\)")}
     others |= {"workloads": (["n=5,dtype=float32"], "workloads"), "fix": ({"unroll": 4}, r"fix \(none\)")}
+    others |= {"finalists": (2, r"finalists \(1\)"), "sampler_options": ({"population": 9}, r"sampler_options \(none\)")}
     for name, (value, told) in others.items():
         with pytest.raises(UsageError, match=f"has a run 'mine' with another value of {told}"):
             evo.search(toy, resume=True, **asked | {name: value})

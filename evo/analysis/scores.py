@@ -118,7 +118,7 @@ def judge(path: Path, sampler: str, replays: Sequence[Replay], seed: int = 0) ->
         reason=reason,
         evaluations=float(np.mean([r.evaluations for r in replays])),
         repeats=len(replays),
-        proposal_ms=1e3 * sum(r.sampler_s for r in replays) / sum(r.evaluations for r in replays),
+        proposal_ms=1e3 * sum(r.sampler_s for r in replays) / max(1, sum(r.evaluations for r in replays)),
         each=Records(
             Repeat(**known, **one, seed=r.seed, evaluations=r.evaluations, sampler_s=r.sampler_s)
             for r, one in zip(replays, own, strict=True)

@@ -94,6 +94,9 @@ def find_begun(job: Job, told: Mapping[str, object], db: str, tell: Callable[[st
         "cover": ((job.cover, job.workloads), (spec.options.get("cover", False), spec.workloads), workloads),
         "sampler": (job.sampler, spec.sampler, spec.sampler),
         "seed": (job.seed, spec.seed, spec.seed),
+        "arch": (job.arch, spec.arch, spec.arch),
+        "finalists": (job.finalists, had := spec.options["finalists"], had),
+        "sampler_options": (dict(job.sampler_options), had := spec.options["sampler"], had or "none"),
         "fix": (_written(job.fixed), _written(had := spec.options["fixed"]), had or "none"),
     }
     for name, (now, before, shown) in asked.items():

@@ -75,9 +75,11 @@ def read_sampler_options(written: Mapping[str, object]) -> dict[str, object]:
     for name, value in written.items():
         if isinstance(value, list | tuple | str):
             options[name] = ",".join(map(full_path, value.split(",") if isinstance(value, str) else map(str, value)))
+        if not isinstance(value, str):
+            continue
         for kind in (float, int):
             with suppress(ValueError):
-                options[name] = parse_number(value, kind) if isinstance(value, str) else value
+                options[name] = parse_number(value, kind)
     return options
 
 

@@ -33,14 +33,18 @@ class Cell(Terminal):
         )  # fmt: skip
         self._text, self._html, self._shown = "", "", ""
         self._display: Any = None
+        self._turn = threading.RLock()
+        """Lines and screens come from several threads."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        self._text, self._html = self._with(*objects, **options)
-        self._show(self._text, self._html)
+        with self._turn:
+            self._text, self._html = self._with(*objects, **options)
+            self._show(self._text, self._html)
 
     def draw(self, body: RenderableType) -> None:
         """Shows a screen below the lines, in place of the last one."""
-        self._show(*self._with(body))
+        with self._turn:
+            self._show(*self._with(body))
 
     def _with(self, *objects: Any, **options: Any) -> tuple[str, str]:
         """The lines and what is printed below them, as text and as HTML."""
@@ -62,7 +66,7 @@ class CellLive:
     """What rich's Live is for a terminal: draws a screen twice a second, so that a notebook does not get every frame."""
 
     def __init__(self, cell: Cell) -> None:
-        self._cell, self._lock, self._over = cell, threading.Lock(), threading.Event()
+        self._cell, self._over = cell, threading.Event()
         self._body: RenderableType | None = None
         # The thread's messages belong to the cell that runs: what tells so is a context variable.
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._keep,), daemon=True)
@@ -84,6 +88,5 @@ class CellLive:
             self._draw()
 
     def _draw(self) -> None:
-        with self._lock:
-            if self._body is not None:
-                self._cell.draw(self._body)
+        if self._body is not None:
+            self._cell.draw(self._body)

@@ -11,6 +11,7 @@ import pytest
 from evo.errors import UsageError
 from evo.job.job import choose_target, make_job, plan_run
 from evo.job.opening import configure
+from evo.job.values import own_files, read_sampler_options
 from evo.problem.loading import load_kernel
 from evo.search.loop import Budget
 from evo.search.place import Place
@@ -102,3 +103,13 @@ def test_where_work_runs_names_its_executor(on: str, executor: str) -> None:
     place = Place(on=on)
     assert (place.executor, place.is_elsewhere) == (executor, executor != "local")
     assert any("without TLS" in remark for remark in place.remarks) is on.startswith("tcp://")
+
+
+def test_a_list_of_operators_keeps_the_path_and_the_digest_of_an_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("OPERATOR = None\n")
+    monkeypatch.chdir(tmp_path)
+    options = read_sampler_options({"operators": ["mutation", "./mine.py"], "population": "9"})
+    assert options == {"operators": f"mutation,{tmp_path / 'mine.py'}", "population": 9}
+    assert list(own_files("evolution", options)) == [f"{tmp_path / 'mine.py'}"]
