@@ -201,7 +201,7 @@ class _Anything(dict[Any, Any]):
 def _evaluator(bound: Bound) -> Callable[[tuple[Any, ...]], tuple[dict[str, int], dict[str, Any]]]:
     """From arguments by position to dimensions and options."""
     function, fixed = bound.function, {n for names in bound.kernel.compile_time_dims.values() for n in names}
-    sizes, options = _compiled(function, function.sizes), _compiled(function, bound.options)
+    sizes, options = _compiled(function, bound.sizes), _compiled(function, bound.options)
     optional = {k: a for k, a in function.tensors.items() if function.parameters[a].optional}
     order = [*function.parameters]
 

@@ -394,8 +394,10 @@ def test_an_argument_that_the_kernel_needs_is_left_to_the_original_where_it_is_n
 
 FAULTS = {
     "`tensors` names 'z', which is no input of the kernel": ('tensors={"x": "a"', 'tensors={"z": "a"'),
-    "`sizes` says nothing of the kernel's 'cols'": ('"cols": "a.shape[-1]"', ""),
+    "`sizes` says nothing of the kernel's 'cols'": ('"cols": "a.shape[-1]"}', '}, expanded={"a": "a.shape"}'),
     "the signature has 1 results, and `results` 2": ("(Tensor, Tensor)", "Tensor"),
+    "ValueError: `results` is ['a']: write a dict": ('{"y": "a", "total": "a.shape[:-1]"}', '["a"]'),
+    "[a.shape[0]] is a list: write it as a tuple, (a.shape[0],)": ('"a.shape[:-1]"', '"[a.shape[0]]"'),
     "has no translation to C++": ("not device", "not device and a.storage() != 0"),
     "argument 'device' has no effect: name it in": ("not device", "True"),
     "default has no translation to C++: it is float, not int or bool": ('"cols": "a.shape[-1]"', '"cols": "default"'),
