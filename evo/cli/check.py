@@ -253,7 +253,7 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
         console.say(fault, "bold red")
     for name in record["right_by_default_alone"]:
         what = f"every value of {name} that was tried, but {branches[0]['genome'][name]}, is refused by the gate"
-        console.say(f"{what}: if {name} changes the result, it is no choice: take it out of the space in kernel.py", "yellow")
+        console.say(f"{what}: if {name} changes the result, take it out of the space in kernel.py", "yellow")
     for name in record["unread"]:
         console.say(f"parameter {name} changes nothing: neither the template nor a launch reads it")
     if record["compiled_only"]:

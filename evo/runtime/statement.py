@@ -138,7 +138,7 @@ class Function:
             raise ValueError(f'signature {self.signature!r} is not like "NAME(TYPE NAME, TYPE NAME=DEFAULT) -> Tensor"')
         for what in ("tensors", "sizes", "options", "fits", "results", "expanded", "call", "served", "timed", "passes"):
             if not isinstance(given := getattr(self, what), Mapping):
-                raise ValueError(f"`{what}` is {given!r}: write a dict, of what each name has, as sizes={{'n': 'x.shape[0]'}}")
+                raise ValueError(f"`{what}` is {given!r}: write a dict, by name, as sizes={{'n': 'x.shape[0]'}}")
         if self.autocast not in AUTOCAST:
             raise ValueError(f"autocast is {self.autocast!r}, which is none of {', '.join(AUTOCAST)}")
         parameters = self.parameters
@@ -375,18 +375,19 @@ class Bound:
         }
         for name, shape in self._shaped.items():
             for axis, d in enumerate(() if self.function.parameters[name].optional else shape):
-                found.setdefault(d, f"{name}.shape[{axis}]")
+                if isinstance(d, str):
+                    found.setdefault(d, f"{name}.shape[{axis}]")
         return found
 
     @property
-    def _shaped(self) -> Mapping[str, tuple[str, ...]]:
+    def _shaped(self) -> Mapping[str, tuple[str | int, ...]]:
         """The shapes that the kernel states for arguments that are handed over as they are, in the order of its inputs."""
         given = {a.name: a.shape for a in self.kernel.arguments if a.shape}
         handed = ((name, given.get(of, ())) for of, name in self.inputs.items() if name not in self.function.expanded)
         return {name: shape for name, shape in handed if shape}
 
     @cached_property
-    def _by_axis(self) -> Mapping[str, tuple[str, ...]]:
+    def _by_axis(self) -> Mapping[str, tuple[str | int, ...]]:
         """The `_shaped` that have a dimension which `Function.sizes` leaves out: their axes are those of the kernel."""
         derived = self.sizes.keys() - self.function.sizes.keys()
         return {name: shape for name, shape in self._shaped.items() if {*shape} & derived}
@@ -490,8 +491,10 @@ class Bound:
         given, fits = self.inputs[name], self.function.fits.values()
         return self.is_gathered(name) and not any(is_implied(f"{given}.is_contiguous()", text, given) for text in fits)
 
-    def size(self, name: str) -> str:
-        """An expression of a dimension, or of an option that is compiled in."""
+    def size(self, name: str | int) -> str:
+        """An expression of a dimension, a number, or an option that is compiled in."""
+        if isinstance(name, int):
+            return str(name)
         function, choices = self.function, self.kernel.choices.get(name, ())
         if text := self.sizes.get(name) or self.options.get(name):
             if not any(a.dtype == name for a in self.kernel.arguments):
