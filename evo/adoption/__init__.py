@@ -10,7 +10,6 @@ from pathlib import Path
 import jinja2
 from jinja2.meta import find_undeclared_variables
 
-from evo.adoption.folder import as_python
 from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, bounds_of, geometry_of, in_python
 from evo.adoption.roles import Role, roles_of
 from evo.errors import CompileError, TemplateError, UnknownNameError, UsageError, error_line
@@ -87,15 +86,6 @@ class Adopted:
         """The arguments that the entry point takes, as `Kernel.parameters` has them."""
         begun = {a.initial for a in self.arguments}
         return tuple(a for a in self.arguments if a.name not in begun)
-
-    def place_of(self, dimension: str) -> str:
-        """Where a call's inputs show a dimension, in Python; guessed where their shapes are not known."""
-        inputs = [a for a in self.arguments if a.kind == "input"]
-        if len(self.dimensions) > 1:
-            shown = ((a.name, a.shape.index(dimension)) for a in inputs if dimension in a.shape)
-            name, axis = next(shown, (inputs[0].name if inputs else "", self.dimensions.index(dimension)))
-            return f"{as_python(name)}.shape[{axis}]"
-        return f"{as_python(inputs[0].name) if inputs else ''}.numel()"
 
     def as_template(self, text: str) -> str:
         """A Jinja template of somebody's as one of ours: its variables are parameters, or the type of the elements."""

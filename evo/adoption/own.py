@@ -61,7 +61,6 @@ class Stated:
     tensors: Mapping[str, str]
     sizes: Mapping[str, str]
     fits: Mapping[str, str]
-    results: Mapping[str, str]
     spaces: Mapping[str, Mapping[str, tuple[Value, ...]]]
     cpu_default: Mapping[str, Value | None]
     dtypes: Mapping[str, tuple[str, ...]]
@@ -291,24 +290,12 @@ class Own:
         return ", ".join(f"{n}={text}" if n in self.keywords else text for n, text in given.items())
 
     def _places(self, k: Adopted) -> dict[str, Any]:
-        """`sizes`, `fits` and `results` of the function."""
+        """`sizes` and `fits` of the function, where they do not follow from the kernel's shapes."""
         first = next(iter(self.tensors))
-        outputs = {a.name: a.shape for a in k.arguments if a.kind == "output"}
-        if all(shape is None for shape in self.tensors.values()):
-            fits = {f"{n} has not the shape of {first}": f"{n}.shape == {first}.shape" for n in self.tensors if n != first}
-            fits |= {} if self._is_for_any_shape() else {f"{first} has not 1 axis": f"{first}.ndim == 1"}
-            return {"sizes": {k.dimensions[0]: f"{first}.numel()"}, "fits": fits, "results": dict.fromkeys(outputs, first)}
-        sizes, fits = dict[str, str](), dict[str, str]()
-        for name, shape in self.tensors.items():
-            fits[f"{name} has not {len(shape or ())} axes"] = f"{name}.ndim == {len(shape or ())}"
-        for name, shape in self.tensors.items():
-            for axis, d in enumerate(shape or ()):
-                place = f"{name}.shape[{axis}]"
-                if sizes.setdefault(d, place) != place:
-                    fits[f"{d} of {name} is another along axis {axis}"] = f"{place} == {sizes[d]}"
-        alike = {shape: name for name, shape in reversed(self.tensors.items())}
-        results = {n: alike.get(s) or f"({', '.join(sizes[d] for d in s)},)" for n, s in outputs.items()}
-        return {"sizes": sizes, "fits": fits, "results": results}
+        if any(shape is not None for shape in self.tensors.values()) or not self._is_for_any_shape():
+            return {"sizes": {}, "fits": {}}
+        fits = {f"{n} has not the shape of {first}": f"{n}.shape == {first}.shape" for n in self.tensors if n != first}
+        return {"sizes": {k.dimensions[0]: f"{first}.numel()"}, "fits": fits}
 
     def _is_for_any_shape(self) -> bool:
         """Whether the body gives for two axes what it gives for all their elements along one."""

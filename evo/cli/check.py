@@ -37,7 +37,15 @@ from evo.report.progress import CheckLines
 from evo.report.terminal import Terminal, brief_workload, make_console, notice, short_workload, time_cells, unless_busy
 from evo.report.text import counted, lacks, short
 from evo.sanitize import choose_tools
-from evo.search.check import Checked, check_candidate, check_kernel, check_samples, check_workloads_of, cost_faults
+from evo.search.check import (
+    Checked,
+    check_candidate,
+    check_kernel,
+    check_samples,
+    check_workloads_of,
+    cost_faults,
+    right_by_default_alone,
+)
 from evo.search.place import Place, open_workers
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
@@ -110,7 +118,8 @@ def check(
             observe=None if json else CheckLines("branches"),
         )
         told = None if json else CheckLines("other points")
-        sampled = check_samples(task, samples, told) if branches[0].build.binary else []
+        gate = branches[0].passed and not (why_not or compile_only)
+        sampled = check_samples(task, samples, gate=gate, observe=told) if branches[0].build.binary else []
     unread, points = list[str](), [(b.workload, b.genome) for b in branches]
     if all(b.build.binary for b in branches):  # else the compiler tells what the template lacks
         unread = unread_parameters(problem, target, find_target(target).limits(arch), points)
@@ -129,6 +138,7 @@ def check(
         "unread": unread,
         "branches": [_branch_record(b) for b in branches],
         "samples": [_branch_record(b) | {"faults": faults} for b, faults in sampled],
+        "right_by_default_alone": right_by_default_alone([checked for checked, _ in sampled]),
         "not_timed": [{"workload": w.key, "reason": reason} for w, reason in not_timed.items()],
     }
     answer(json, record, _print_branches, shlex.join(["evo", "check", kernel, "--target", target]), cases)
@@ -241,6 +251,9 @@ def _print_branches(console: Terminal, record: dict[str, Any], again: str, rando
     _print_kinds(console, record)
     for fault in record["faults"]:
         console.say(fault, "bold red")
+    for name in record["right_by_default_alone"]:
+        what = f"every value of {name} that was tried, but {branches[0]['genome'][name]}, is refused by the gate"
+        console.say(f"{what}: if {name} changes the result, take it out of the space in kernel.py", "yellow")
     for name in record["unread"]:
         console.say(f"parameter {name} changes nothing: neither the template nor a launch reads it")
     if record["compiled_only"]:

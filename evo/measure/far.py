@@ -191,7 +191,7 @@ def _dense(kernel: Kernel, case: Case, sequence: LaunchSequence, generator: torc
     return _Made(operands=Operands(inputs, outputs), given=[], expected=alone, output=looked_at)
 
 
-def _runs(case: Case, shapes: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
+def _runs(case: Case, shapes: Sequence[tuple[str | int, ...]]) -> list[tuple[int, int]]:
     """The items that have content, as (first, count): those near either end, and near each multiple of WRAP elements of the
     largest of the tensors."""
     total = case.workload.dim(case.far)

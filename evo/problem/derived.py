@@ -71,7 +71,7 @@ def _folded(kernel: Kernel, argument: Argument, workload: Workload) -> tuple[int
     if len(argument.shape) != 1:
         return math.prod(_shape(argument, workload)[:-1]), _shape(argument, workload)[-1]
     (name,) = argument.shape
-    size, unit = workload.dim(name), workload.dim(kernel.multiples[name]) if name in kernel.multiples else 0
+    size, unit = workload.dim(name), workload.dim(kernel.multiples.get(str(name), 0))
     if unit and size % unit == 0:
         return size // unit, unit
     if any(name in a.shape for a in kernel.arguments if a.kind == "output"):

@@ -49,8 +49,8 @@ class Workload:
     def of(cls, dims: Mapping[str, int], dtype: str, options: Mapping[str, Value] | None = None) -> Workload:
         return cls(tuple(dims.items()), dtype, tuple(sorted((options or {}).items())))
 
-    def dim(self, name: str) -> int:
-        return dict(self.dims)[name]
+    def dim(self, name: str | int) -> int:
+        return name if isinstance(name, int) else dict(self.dims)[name]
 
     def option(self, name: str) -> Value:
         return dict(self.options)[name]
@@ -141,8 +141,8 @@ class Dimension:
 class Argument:
     """One parameter of the compiled entry point, in call order.
 
-    `shape` names dimensions: of an output, which the engine allocates, and of an input whose data are derived. A scalar's
-    value comes from the dimension or option of the same name, or is a stride of a tensor argument. An optional tensor is
+    `shape` has dimensions and numbers: of an output, which the engine allocates, and of an input whose data are derived. A
+    scalar's value comes from the dimension or option of the same name, or is a stride of a tensor. An optional tensor is
     there where the option of its name is on; the entry point gets a null address where it is not. Workspace is memory for
     the launches of one call, of `size(target, point, workload)` elements (none: a null address) from a multiple of 64 bytes
     on; before a call it holds anything or, if `zeroed`, zeros, which are written as a part of the call. `size` gives
@@ -158,7 +158,7 @@ class Argument:
     fixed one of `ELEMENT_BYTES`; or the name of an option that chooses one (`Kernel.choices`) and is compiled in. Of a
     scalar "opmath", float32, int32 or int64; of workspace a fixed one. An output of `INTEGER_BYTES` is compared exactly, so
     that integers which follow from rounded numbers, as in quantisation, may be off by one and fail."""
-    shape: tuple[str, ...] = ()
+    shape: tuple[str | int, ...] = ()
     optional: bool = False
     stride_of: tuple[str, int] | None = None
     """(tensor argument, axis) of which a scalar is the stride, in elements."""
@@ -382,7 +382,7 @@ class Kernel:
         yield "compile_time_dims", fixed
         if not self.dimensions:
             compiled_in = {name for names in fixed.values() for name in names}
-            names = list(dict.fromkeys(n for a in self.arguments for n in a.shape))
+            names = list(dict.fromkeys(n for a in self.arguments for n in a.shape if isinstance(n, str)))
             lows = (int(n in compiled_in or n != names[0]) for n in names)
             yield "dimensions", tuple(Dimension(name=n, low=low, high=2**31 - 1) for n, low in zip(names, lows, strict=True))
         if self.takes_sizes and all(a.kind != "scalar" for a in self.arguments):

@@ -70,9 +70,8 @@ def faults_of_arguments(kernel: Kernel) -> Iterator[str]:
             yield f": two arguments are called {a.name!r}; give each a name of its own"
         if isinstance(a.shape, str):
             yield f": the shape of argument {a.name!r} is a text; write ({a.shape!r},)"
-        for size in (size for size in a.shape if not isinstance(size, str)):
-            how = "name a dimension there, and give it that size in `dimensions` (low and high) and `workloads`"
-            yield f": the shape of argument {a.name!r} has {size!r}, which is no name; {how}"
+        for size in (s for s in a.shape if not isinstance(s, str) and (type(s) is not int or s < 1)):
+            yield f": the shape of argument {a.name!r} has {size!r}, which is neither a dimension nor a number from 1 on"
     if not kernel.outputs():
         yield ": no argument is an output; give what it computes an Argument of kind 'output'"
     known = {d.name for d in kernel.dimensions} | set(kernel.options)
@@ -112,8 +111,9 @@ def _faults_of_argument(kernel: Kernel, a: Argument, names: set[str]) -> Iterato
         yield f": argument {a.name!r}: every workspace, and nothing else, has a `size`, and may be `zeroed`"
     if a.kind == "workspace" and a.dtype not in ELEMENT_BYTES:
         yield f": workspace {a.name!r} has no fixed dtype such as float32 or int32, but {a.dtype!r}"
-    for unknown in set(a.shape) - names:
-        yield f": argument {a.name!r} has an unknown dimension {unknown!r}"
+    for unknown in {s for s in a.shape if isinstance(s, str)} - names:
+        how = "" if unknown.isidentifier() else ": a shape has names and numbers; write a product as several axes"
+        yield f": argument {a.name!r} has an unknown dimension {unknown!r}{how}"
 
 
 def _faults_of_structure(kernel: Kernel, a: Argument) -> Iterator[str]:

@@ -174,6 +174,8 @@ def is_count(form: str, sizes: Sequence[str], tensors: Iterable[str], conditions
     """Whether the number of elements of a tensor, or of a shape, is the product of some expressions wherever conditions are
     true: as far as they say so, or the expressions."""
     equal, found, waiting = {p for text in conditions for p in _equalities(text, form)}, set[str](), [form]
+    if isinstance(node := parse(form), ast.Tuple):
+        found.add(product(map(ast.unparse, node.elts)))
     while waiting:
         name = waiting.pop()
         count = f"{name}.numel()" if name in tensors else f"prod({name})"
@@ -418,6 +420,9 @@ class _InCpp:
     def _tuple(self, node: ast.Tuple) -> _Code:
         texts, _ = self._all(node.elts, "int", "bool")
         return _Code(f"std::array<std::int64_t, {len(texts)}>{{{', '.join(texts)}}}", "int[]")
+
+    def _list(self, node: ast.List) -> _Code:
+        raise CodeError(f"{ast.unparse(node)} is a list: write it as a tuple, ({', '.join(map(ast.unparse, node.elts))},)")
 
     def _call(self, node: ast.Call) -> _Code:
         name = f".{node.func.attr}" if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)

@@ -292,7 +292,7 @@ def explain({positional}):
         first = self._bound.first
         more = f", dtype={in_python(self._bound.dtype(argument))}" if argument.dtype != "problem" else ""
         if not form:
-            sizes = "".join(f"_chosen.sizes[{self._order.index(name)}], " for name in argument.shape)
+            sizes = "".join(f"{n if type(n) is int else f'_chosen.sizes[{self._order.index(n)}]'}, " for n in argument.shape)
             return f"{first}.new_empty(({sizes}){more})"
         if form in self._function.given_tensors:
             dense = "" if argument.name in self._bound.strided else ", memory_format=_CONTIGUOUS"

@@ -77,7 +77,7 @@ class Judge:
         dims = dict(workload.dims)
         for a in self._kernel.arguments:
             if a.kind in ("input", "output") and a.shape:
-                yield prod(dims[name] for name in a.shape)
+                yield prod(dims.get(size, size) for size in a.shape)
 
     def _workload(self, sizes: Mapping[str, int], dtype: torch.dtype) -> Any:
         """The kernel's problem of these sizes, among which are the options that are compiled in."""
@@ -171,7 +171,7 @@ class Judge:
                 t = given[function.tensors[a.name]] if a.name in function.tensors else None
                 if t is not None and (whole := function.expanded.get(function.tensors[a.name])):
                     t = t.expand(self._value(whole, args))
-                inputs[a.name] = t.reshape([sizes[n] for n in a.shape]) if t is not None and a.shape else t
+                inputs[a.name] = t.reshape([sizes.get(n, n) for n in a.shape]) if t is not None and a.shape else t
         dtype = self._value(self._bound.problem_dtype, args)
         workload = self._workload(sizes, dtype)
         every = {**dict(workload.options), **options}
@@ -201,7 +201,7 @@ class _Anything(dict[Any, Any]):
 def _evaluator(bound: Bound) -> Callable[[tuple[Any, ...]], tuple[dict[str, int], dict[str, Any]]]:
     """From arguments by position to dimensions and options."""
     function, fixed = bound.function, {n for names in bound.kernel.compile_time_dims.values() for n in names}
-    sizes, options = _compiled(function, function.sizes), _compiled(function, bound.options)
+    sizes, options = _compiled(function, bound.sizes), _compiled(function, bound.options)
     optional = {k: a for k, a in function.tensors.items() if function.parameters[a].optional}
     order = [*function.parameters]
 

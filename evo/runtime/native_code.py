@@ -270,7 +270,9 @@ class _Writer:
     def _made(self, argument: Any, form: str) -> str:
         options = f"a.{self._first}_->options().dtype({in_cpp(self._bound.dtype(argument), self._read)})"
         if not form:
-            sizes = ", ".join(f"problem.words[{2 + self._order.index(name)}]" for name in argument.shape)
+            sizes = ", ".join(
+                str(n) if type(n) is int else f"problem.words[{2 + self._order.index(n)}]" for n in argument.shape
+            )
             return f"at::empty({{{sizes}}}, {options})"
         if form in self._function.given_tensors:
             strided = argument.name in self._bound.strided

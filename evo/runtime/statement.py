@@ -78,7 +78,9 @@ class Function:
     function of function.py. It does every call that no variant serves.
     tensors: by the kernel's input, the argument that it is. An input that has a shape is handed over dense, with its leading
     axes gathered; one without a shape as it lies, for a kernel that takes strides. Its dtype has to be the kernel's for it.
-    sizes: by dimension, an expression. options: likewise, by option; one that is left out is the argument of its name that
+    sizes: by dimension, an expression. Left out: the one size that it has, or the axis of the first input that is always
+    there and has it in its shape; calls whose tensors have other axes than the kernel's shapes say are then left to PyTorch.
+    options: likewise, by option; one that is left out is the argument of its name that
     is no tensor, whether the argument of its optional input is there, the dtype of the input for which it chooses that, or
     the kernel's default. One that is a text among the kernel's `choices` and compiled in is the place among them, or the
     dtype.
@@ -89,13 +91,14 @@ class Function:
     signature: str
     original: str | Callable[..., Any]
     tensors: Mapping[str, str]
-    sizes: Mapping[str, str]
+    sizes: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     fits: Mapping[str, str] = field(default_factory=dict)
     results: Mapping[str, str] = field(default_factory=dict)
     """Form of each result, by output of the kernel, in the order of the function's results: the argument that has the same,
-    or an expression of its shape. Left out: the outputs that are not optional, of the form of the first argument. The result
-    of an optional output is None in calls whose option for it is off."""
+    or an expression of its shape. Left out: the outputs that are not optional, of the form of the first argument whose input
+    has the output's shape in the kernel, else of their sizes. The result of an optional output is None in calls whose option
+    for it is off."""
     saved: tuple[str, ...] = ()
     """Optional outputs that are no results, but what the backward kernel takes: calls that record gradients ask for them."""
     operator: str = ""
@@ -133,6 +136,9 @@ class Function:
     def __post_init__(self) -> None:
         if _SIGNATURE.fullmatch(self.signature.strip()) is None:
             raise ValueError(f'signature {self.signature!r} is not like "NAME(TYPE NAME, TYPE NAME=DEFAULT) -> Tensor"')
+        for what in ("tensors", "sizes", "options", "fits", "results", "expanded", "call", "served", "timed", "passes"):
+            if not isinstance(given := getattr(self, what), Mapping):
+                raise ValueError(f"`{what}` is {given!r}: write a dict, by name, as sizes={{'n': 'x.shape[0]'}}")
         if self.autocast not in AUTOCAST:
             raise ValueError(f"autocast is {self.autocast!r}, which is none of {', '.join(AUTOCAST)}")
         parameters = self.parameters
@@ -259,7 +265,7 @@ class Bound:
             yield from _faults_in(what, texts, of_kernel, "dimension or option of the kernel")
         yield from self._faults_of_pytorch()
         needed = {"tensors": (n for n, a in inputs.items() if not a.optional and n not in function.tensors)}
-        needed["sizes"] = (name for name in sorted(dimensions - {*function.sizes}))
+        needed["sizes"] = (name for name in sorted(dimensions - {*self.sizes}))
         needed["results"] = (n for n, a in outputs.items() if not a.optional and n not in self.results)
         yield from (f"`{what}` says nothing of the kernel's {name!r}" for what, names in needed.items() for name in names)
         for name, p in function.parameters.items():
@@ -283,7 +289,7 @@ class Bound:
             yield "no tensor among the arguments has the kernel's dtype, by which a variant is chosen, and there are several"
         forms = (text for text in self.results.values() if text not in function.given_tensors)
         for expressions, kinds in (
-            (function.sizes.values(), ("int", "bool")),
+            (self.sizes.values(), ("int", "bool")),
             (self.options.values(), ("int", "float", "bool", "ScalarType")),
             ((f"not ({text})" for text in self._fits.values()), ("bool",)),
             ((*forms, *function.expanded.values()), ("int[]",)),
@@ -358,8 +364,45 @@ class Bound:
     def _texts(self) -> tuple[str, ...]:
         """The expressions that decide whether a variant serves a call, and what it computes."""
         function = self.function
-        stated = (function.sizes, self.options, function.fits, self.results, function.expanded)
+        stated = (self.sizes, self.options, {**self._axes, **function.fits}, self.results, function.expanded)
         return tuple(text for texts in stated for text in texts.values())
+
+    @cached_property
+    def sizes(self) -> Mapping[str, str]:
+        """`Function.sizes`, with what is left out of it."""
+        found = dict(self.function.sizes) | {
+            d.name: str(d.low) for d in self.kernel.dimensions if d.low == d.high and d.name not in self.function.sizes
+        }
+        for name, shape in self._shaped.items():
+            for axis, d in enumerate(() if self.function.parameters[name].optional else shape):
+                if isinstance(d, str):
+                    found.setdefault(d, f"{name}.shape[{axis}]")
+        return found
+
+    @property
+    def _shaped(self) -> Mapping[str, tuple[str | int, ...]]:
+        """The shapes that the kernel states for arguments that are handed over as they are, in the order of its inputs."""
+        given = {a.name: a.shape for a in self.kernel.arguments if a.shape}
+        handed = ((name, given.get(of, ())) for of, name in self.inputs.items() if name not in self.function.expanded)
+        return {name: shape for name, shape in handed if shape}
+
+    @cached_property
+    def _by_axis(self) -> Mapping[str, tuple[str | int, ...]]:
+        """The `_shaped` that have a dimension which `Function.sizes` leaves out: their axes are those of the kernel."""
+        derived = self.sizes.keys() - self.function.sizes.keys()
+        return {name: shape for name, shape in self._shaped.items() if {*shape} & derived}
+
+    @cached_property
+    def _axes(self) -> Mapping[str, str]:
+        """That the tensors `_by_axis` have the shapes that the kernel states."""
+        counts, alike = dict[str, str](), dict[str, str]()
+        for name, shape in self._by_axis.items():
+            given = f"{name} is None or " if self.function.parameters[name].optional else ""
+            counts[f"{name} has not {len(shape)} axes"] = f"{given}{name}.ndim == {len(shape)}"
+            for axis, d in enumerate(shape):
+                if (place := f"{name}.shape[{axis}]") != (size := self.size(d)):
+                    alike[f"axis {axis} of {name} is not {d}"] = f"{given}{place} == {size}"
+        return {**counts, **alike}
 
     @cached_property
     def options(self) -> Mapping[str, str]:
@@ -394,7 +437,8 @@ class Bound:
         tensors, stated = self.function.given_tensors, self.function.fits
         optional = {name for name in tensors if self.function.parameters[name].optional}
         needed = (self.inputs.get(a.name) for a in self.kernel.arguments if not a.optional)
-        found = {f"{name} is None": f"{name} is not None" for name in needed if name in optional} | dict(stated)
+        found = {f"{name} is None": f"{name} is not None" for name in needed if name in optional}
+        found |= {**self._axes, **stated}
         for a in self.kernel.arguments:
             name, dtype = self.function.tensors.get(a.name, ""), self.dtype(a)
             given = f"{name} is None or " if name in optional else ""
@@ -405,7 +449,8 @@ class Bound:
                 listed = "".join(f"torch.{text}, " for text in texts)
                 found[f"{a.dtype} is none of {', '.join(texts)}"] = f"{dtype} in ({listed})"
             form, sizes = self.results.get(a.name, name if a.shape else ""), [*map(self.size, a.shape)]
-            if form and not is_count(form, sizes, tensors, stated.values()):
+            is_told = form in self._by_axis and (a.kind == "input" or not self.function.results)
+            if form and not is_told and not is_count(form, sizes, tensors, [*self._axes.values(), *stated.values()]):
                 count = f"{form}.numel()" if form in tensors else f"prod({form})"
                 reason = f"{name or f'the result {a.name}'} has not as many elements as the kernel's {a.name}"
                 found[reason] = f"{given}{count} == {product(sizes)}"
@@ -414,8 +459,13 @@ class Bound:
     @cached_property
     def results(self) -> Mapping[str, str]:
         """`Function.results`, with what is left out of it."""
-        outputs = [a.name for a in self.kernel.arguments if a.kind == "output" and not a.optional]
-        return self.function.results or dict.fromkeys(outputs, self.first)
+        if self.function.results:
+            return self.function.results
+        shapes = [*self._shaped.items()]
+        alike = {shape: name for name, shape in reversed(shapes) if not self.function.parameters[name].optional}
+        outputs = [a for a in self.kernel.arguments if a.kind == "output" and not a.optional]
+        of_sizes = {a.name: f"({''.join(f'{self.size(d)}, ' for d in a.shape)})" for a in outputs}
+        return {a.name: alike.get(a.shape) or (of_sizes[a.name] if shapes else self.first) for a in outputs}
 
     @cached_property
     def strided(self) -> tuple[str, ...]:
@@ -441,10 +491,12 @@ class Bound:
         given, fits = self.inputs[name], self.function.fits.values()
         return self.is_gathered(name) and not any(is_implied(f"{given}.is_contiguous()", text, given) for text in fits)
 
-    def size(self, name: str) -> str:
-        """An expression of a dimension, or of an option that is compiled in."""
+    def size(self, name: str | int) -> str:
+        """An expression of a dimension, a number, or an option that is compiled in."""
+        if isinstance(name, int):
+            return str(name)
         function, choices = self.function, self.kernel.choices.get(name, ())
-        if text := function.sizes.get(name) or self.options.get(name):
+        if text := self.sizes.get(name) or self.options.get(name):
             if not any(a.dtype == name for a in self.kernel.arguments):
                 return text
             places = (f"{place} if ({text}) == torch.{dtype} else " for place, dtype in enumerate(choices))

@@ -113,14 +113,26 @@ def check_kernel(
     return _check(subjects, timed, gate, observe)
 
 
-def check_samples(task: TaskExecutor, number: int, observe: Observe | None = None) -> list[tuple[Checked, list[str]]]:
+def check_samples(
+    task: TaskExecutor, number: int, *, gate: bool, observe: Observe | None = None
+) -> list[tuple[Checked, list[str]]]:
     """Builds up to so many points of the task's space beside its branches: ends of its parameters, and random ones that its
-    seed decides. With each the reasons for which no search can win with it, or hardly: it does not compile or launch here,
-    or spills."""
+    seed decides; gates those that change one parameter. With each the reasons for which no search can win with it, or
+    hardly: it does not compile or launch here, spills, or is refused."""
     base = task.space.complete(task.space.default)
     points = task.space.ends_and_samples(random.Random(task.seed), number)
-    subjects = [_Subject(task, Genome.of(p), {k: v for k, v in p.items() if base.get(k) != v}) for p in points]
-    return [(checked, _faults(task, checked)) for checked in _check(subjects, frozenset(), False, observe)[0]]
+    changes = ({k: v for k, v in p.items() if base.get(k) != v} for p in points)
+    subjects = [_Subject(task, Genome.of(p), c, ((),) * (len(c) == 1)) for p, c in zip(points, changes, strict=True)]
+    return [(checked, _faults(task, checked)) for checked in _check(subjects, frozenset(), gate, observe)[0]]
+
+
+def right_by_default_alone(samples: Sequence[Checked]) -> list[str]:
+    """Parameters of which the gate has refused every sample that changes nothing else: they may change the result."""
+    passed = dict[str, set[bool]]()
+    for checked in samples:
+        if checked.measurement is not None:
+            passed.setdefault(next(iter(checked.changes)), set()).add(checked.passed)
+    return [name for name, found in passed.items() if found == {False}]
 
 
 def _faults(task: TaskExecutor, checked: Checked) -> list[str]:
@@ -138,6 +150,7 @@ def _faults(task: TaskExecutor, checked: Checked) -> list[str]:
     ):
         if build.occupancy is not None and asked > least:
             found.append(f"asks for {asked:,} {what} a block, and {limits.arch} has {least:,}")
+    found += [f"refused by the gate: {_refusal(checked)}"] if not checked.passed else []
     if build.occupancy == 0 and not any("asks" in fault for fault in found):
         found.append(f"no block of it fits a multiprocessor of {limits.arch}: {build.binary.registers} registers a thread")
     return found

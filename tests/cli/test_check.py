@@ -125,6 +125,25 @@ def test_points_at_the_ends_of_the_space_and_some_others_are_compiled_too(here: 
     assert large == ["asks for 2,048 threads a block, and sm_89 has 1,024"]
 
 
+def test_a_parameter_that_changes_the_result_is_named(here: Any, tmp_path: Path) -> None:
+    assert here("new", "mine").code == 0
+    for file, place, instead in (
+        ("kernel.py", 'Ordinal(name="chunk"', 'Ordinal(name="shift", values=(1, 3, 4)), Ordinal(name="chunk"'),
+        ("kernel.py", "65536))))", '65536))), default={"shift": 3})'),
+        ("cpu.cpp", "+ b[", "+ (shift - 3) + b["),
+    ):
+        text = (tmp_path / "mine" / file).read_text()
+        assert place in text, text
+        (tmp_path / "mine" / file).write_text(text.replace(place, instead))
+    words = ("check", "mine", "--target", "cpu", "--workload", "n=1003,dtype=float32")
+    checked = here(*words)
+    assert checked.code == 0, checked
+    assert "every value of shift that was tried, but 3, is refused by the gate: if shift changes the result" in checked.out
+    assert "every value of chunk" not in checked.out
+    assert "shift=1: refused by the gate: " in checked.out
+    assert "every value" not in here(*words, "--compile-only").out
+
+
 class Small(LandscapeExecutor):
     """An executor on a machine where the data of no timing fit."""
 

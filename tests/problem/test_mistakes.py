@@ -133,7 +133,8 @@ def test_what_a_statement_raises_on_import(tmp_path: Path, added: str, said: str
     ("was", "becomes", "said"),
     [
         ('shape=("n",)', 'shape="n"', r"the shape of argument '.' is a text; write \('n',\)"),
-        ('shape=("n",)', 'shape=("n", 3)', "shape of argument '.' has 3, which is no name; name a dimension there"),
+        ('shape=("n",)', 'shape=("n", -3)', "shape of argument '.' has -3, which is neither a dimension nor"),
+        ('shape=("n",)', 'shape=("n * 3",)', "unknown dimension 'n .* 3': .* write a product as several"),
         ('name="y"', 'name="x"', "two arguments are called 'x'; give each a name of its own"),
         ('kind="output"', 'kind="input"', "no argument is an output; give what it computes"),
         ('kind="output"', 'kind="ouptut"', "is of kind 'ouptut'; there are input, output, scalar, workspace, structure"),

@@ -309,6 +309,64 @@ def test_a_call_with_arguments_that_a_statement_lacks_is_the_originals(tmp_path:
     assert done.returncode == 0, done.stderr
 
 
+POINTS = """
+import torch
+
+from evo.problem.kernel import Argument, Kernel, LaunchPlan
+from evo.problem.space import Space
+
+KERNEL = Kernel(
+    name="along",
+    dtypes={"cpu": ("float32",)},
+    arguments=(
+        Argument(name="x", kind="input", shape=("n", 3)),
+        Argument(name="w", kind="input", shape=(3,)),
+        Argument(name="y", kind="output", shape=("n", 1)),
+    ),
+    reference=lambda inputs, workload: {"y": inputs["x"] @ inputs["w"][:, None]},
+    workloads={"cpu": ("n=64,dtype=float32",)},
+    space=Space(parameters=()),
+    plan=lambda target, point, workload: LaunchPlan(threads=1),
+)
+"""
+ALONG = """
+from evo.problem.function import Function
+
+
+def along(x, w):
+    return x @ w[:, None]
+
+
+FUNCTION = Function(signature="along(Tensor x, Tensor w) -> Tensor", original=along, tensors={"x": "x", "w": "w"})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["Python", "native"])
+def test_sizes_follow_from_shapes_and_numbers_in_them(tmp_path: Path, launcher: str) -> None:
+    folder, out = tmp_path / "along", tmp_path / f"exported_along_{launcher.lower()}"
+    folder.mkdir()
+    (folder / "kernel.py").write_text(POINTS)
+    (folder / "function.py").write_text(ALONG)
+    (folder / "cpu.cpp").write_text(
+        'extern "C" void along(const float* x, const float* w, float* y, long long n) {\n'
+        "    for (long long i = 0; i < n; ++i) y[i] = x[3 * i] * w[0] + x[3 * i + 1] * w[1] + x[3 * i + 2] * w[2];\n}\n"
+    )
+    find_exporter("module").export(request_for("cpu", "native", out, "n=64,dtype=float32", kernel=str(folder)))
+    for words in (["check"], ["build"], ["check"])[: 3 if launcher == "native" else 1]:
+        done = run_python(tmp_path, "-m", out.name, *words)
+        assert done.returncode == 0, done
+    program = (
+        f"import torch, {out.name} as q\nq.also_serve(measure=False)\nw = torch.randn(3)\n"
+        "for shape, told in (((64, 3), 'variant'), ((2, 32, 3), 'x has not 2 axes')):\n"
+        "    x = torch.randn(shape)\n    assert told in q.explain(x, w), q.explain(x, w)\n"
+        "    torch.testing.assert_close(q.along(x, w), x @ w[:, None])\n"
+        "assert 'axis 1 of x is not 3' in q.explain(torch.randn(6, 32), w), q.explain(torch.randn(6, 32), w)\n"
+    )
+    done = run_python(tmp_path, "-c", program)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_it_is_timed_and_raced_beside_an_original_that_has_keyword_only_arguments(module: ModuleType) -> None:
     timing = __import__("importlib").import_module(f"{module.__name__}.runtime.timing")
@@ -394,8 +452,10 @@ def test_an_argument_that_the_kernel_needs_is_left_to_the_original_where_it_is_n
 
 FAULTS = {
     "`tensors` names 'z', which is no input of the kernel": ('tensors={"x": "a"', 'tensors={"z": "a"'),
-    "`sizes` says nothing of the kernel's 'cols'": ('"cols": "a.shape[-1]"', ""),
+    "`sizes` says nothing of the kernel's 'cols'": ('"cols": "a.shape[-1]"}', '}, expanded={"a": "a.shape"}'),
     "the signature has 1 results, and `results` 2": ("(Tensor, Tensor)", "Tensor"),
+    "ValueError: `results` is ['a']: write a dict": ('{"y": "a", "total": "a.shape[:-1]"}', '["a"]'),
+    "[a.shape[0]] is a list: write it as a tuple, (a.shape[0],)": ('"a.shape[:-1]"', '"[a.shape[0]]"'),
     "has no translation to C++": ("not device", "not device and a.storage() != 0"),
     "argument 'device' has no effect: name it in": ("not device", "True"),
     "default has no translation to C++: it is float, not int or bool": ('"cols": "a.shape[-1]"', '"cols": "default"'),
