@@ -36,7 +36,9 @@ from evo.search.tasks import OpenRun
 
 __all__ = ["Run", "resume", "search"]
 
-_LIMITS: dict[str, str] = {StopReason.TIME: "seconds", StopReason.EVALUATIONS: "evaluations", StopReason.PATIENCE: "patience"}
+_LIMITS: dict[str, str] = {
+    StopReason.TIME: "seconds", StopReason.EVALUATIONS: "evaluations", StopReason.PATIENCE: "patience",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
