@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -188,7 +189,7 @@ class _Reading:
                 for a in arguments
             ),
             dimensions=tuple(dimensions),
-            sizes={d: numbers.get(d, 1024) for d in dimensions},
+            sizes=usual_sizes(dimensions, numbers),
             fixed=tuple(numbers),
             options={a.name: 1.0 for a in arguments if a.kind == "scalar" and a.dtype == "float32"},
             parameters=choices,
@@ -419,6 +420,14 @@ def _guess(name: str, others: Collection[str] = ()) -> int:
         return 4
     along = [n for n in others if _THREADS.fullmatch(n) and n[:-1] == name[:-1] and n[-1].lower() in AXES]
     return 256 if len(along) < 2 else 32 if name[-1].lower() == "x" else 4
+
+
+def usual_sizes(dimensions: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
+    """A size of each dimension: those that are known, and powers of two with which all together are some 2^20 elements."""
+    free = [d for d in dimensions if d not in known]
+    bits = max(20 - math.prod(known[d] for d in dimensions if d in known).bit_length() + 1, 4 * len(free))
+    made = {d: 1 << (bits + place) // len(free) for place, d in enumerate(free)}
+    return {d: known.get(d) or made[d] for d in dimensions}
 
 
 def values_around(name: str, default: int) -> tuple[Value, ...]:

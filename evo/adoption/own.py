@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from evo.adoption import BEFORE, NOTATION, TARGET, Adopted, adopt
+from evo.adoption import BEFORE, NOTATION, TARGET, Adopted, adopt, usual_sizes
 from evo.adoption.folder import rendered
 from evo.errors import UsageError
 from evo.problem.kernel import DTYPE_BYTES, Argument
@@ -251,7 +251,8 @@ class Own:
         dtypes = {t: self._of(t, self._given.dtypes) or found[t].dtypes for t in found}
         if wrong := [d for ds in dtypes.values() for d in ds if d not in DTYPE_BYTES]:
             raise self.fault(f"{wrong[0]!r} is no dtype of a kernel: say dtypes=(...), of {', '.join(DTYPE_BYTES)}")
-        sizes = ",".join(f"{d}={1024 if len(k.dimensions) > 1 else 1 << 22}" for d in k.dimensions)
+        shown = {d: n for d, n in k.sizes.items() if d in k.fixed}
+        sizes = ",".join(f"{d}={size}" for d, size in usual_sizes(k.dimensions, shown).items())
         workloads = {t: self._of(t, self._given.workloads) or (f"{sizes},dtype={dtypes[t][0]}",) for t in found}
         imports, constants = self._used()
         return Stated(

@@ -118,7 +118,7 @@ def test_points_at_the_ends_of_the_space_and_some_others_are_compiled_too(here: 
     assert re.fullmatch(r"spills [\d,]+ bytes of registers", samples[("PER", 128),][0])
     shown = here(*words, "--samples", "4")
     assert "4 other points, ends of the space and random ones (seed 4): " in shown.out
-    assert re.search(r"^the gate has \d+ cases for n=1024,dtype=float32: ", shown.out, re.MULTILINE)
+    assert re.search(r"^the gate has \d+ cases for n=1048576,dtype=float32: ", shown.out, re.MULTILINE)
     assert here(*words, "--samples", "0", "--json").document["samples"] == []
     wide = here(*words, "--samples", "40", "--json").document["samples"]
     large = next(s["faults"] for s in wide if s["changes"] == {"TILE": 64, "PER": 8})

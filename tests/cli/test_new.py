@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evo.adoption import usual_sizes
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
@@ -130,7 +131,7 @@ def test_the_entry_point_its_parameters_and_macros_that_nothing_defines_are_foun
     assert (list(found), found["A"], found["B"]) == (["A", "B", "C", "alpha", "M", "N"], *[("input", "problem")] * 2)
     assert [found[name][1] for name in ("C", "alpha", "M", "N")] == ["problem", "float32", "int32", "int64"]
     assert [name for name, (kind, _) in found.items() if kind == "output"] == ["C"]
-    assert [w.key for w in kernel.workloads["cuda"]] == ["M=1024,N=1024,K=512,dtype=float16,alpha=1.0"]
+    assert [w.key for w in kernel.workloads["cuda"]] == ["M=32,N=64,K=512,dtype=float16,alpha=1.0"]
     assert kernel.compile_time_dims == {"cuda": ("K",)}
     integers = "const float* x, long long* at, bool* is, unsigned char* q, int n"
     (tmp_path / "top.cu").write_text(f"__global__ void top({integers}) {{}}")
@@ -138,6 +139,17 @@ def test_the_entry_point_its_parameters_and_macros_that_nothing_defines_are_foun
     text = (tmp_path / "top" / "kernel.py").read_text()
     for name, dtype in (("at", "int64"), ("is", "bool"), ("q", "uint8")):
         assert f'Argument(name="{name}", kind="output", dtype="{dtype}", shape=("n",))' in text
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "known", "sizes"),
+    [
+        ("n", {}, [1 << 20]), ("mn", {}, [1024, 1024]), ("mnk", {}, [64, 128, 128]), ("bhnd", {}, [32] * 4),
+        ("mnk", {"k": 512}, [32, 64, 512]), ("bwh", {"w": 640, "h": 480}, [16, 640, 480]),
+    ],
+)  # fmt: skip
+def test_the_first_workload_has_some_million_elements(dimensions: str, known: Mapping[str, int], sizes: list[int]) -> None:
+    assert [*usual_sizes([*dimensions], known).values()] == sizes
 
 
 KINDS = """\ufeff// Nothing of this is for a compiler of device code but the kernels.
