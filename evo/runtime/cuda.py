@@ -97,8 +97,9 @@ def _context(context: int) -> Iterator[None]:
 
 
 def is_capturing(index: int) -> bool:
-    """Whether this thread's stream on a GPU is being captured into a CUDA graph; never on a CPU, whose index is -1."""
-    if index < 0:
+    """Whether this thread's stream on a GPU is being captured into a CUDA graph; never on a CPU, whose index is -1, or by a
+    PyTorch without CUDA."""
+    if index < 0 or torch.version.cuda is None:
         return False
     with torch.cuda.device(index):
         return torch.cuda.is_current_stream_capturing()
