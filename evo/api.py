@@ -39,6 +39,7 @@ __all__ = ["Run", "resume", "search"]
 _LIMITS: dict[str, str] = {
     StopReason.TIME: "seconds", StopReason.EVALUATIONS: "evaluations", StopReason.PATIENCE: "patience",
 }  # fmt: skip
+"""The limit of a budget that ends a run for this reason."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from evo.job.job import OPTIONS
 
 _RENAMED = {"workload": "workloads", "sampler_option": "sampler_options"}
 _LISTS = frozenset({"workloads", "cover", "fix", "start"})
-_KNOWN = frozenset({*OPTIONS, "db", "out", "repeats", "in_flight", "plot", "jobs"})
+_KNOWN = frozenset({*OPTIONS, "db", "out"})
 
 _VALUE = r"""'[^']*'|\.\.\.|(?:[A-Z\d/.]|cpu\b|cuda\b|sm_|compute_)[^\s:;,)]*"""
 """What stands behind an option and is its value, not the next word of the sentence."""

@@ -81,7 +81,7 @@ def numbered(text: str, names: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _primary_context(index: int) -> int:
-    """The one that PyTorch uses. Raises Unavailable."""
+    """The context of a GPU that PyTorch uses. Raises Unavailable."""
     device = answer(ctypes.c_int, "cuDeviceGet", "the GPU does not answer", index)
     context: int = answer(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", device)
     return context
@@ -106,7 +106,7 @@ def is_capturing(index: int) -> bool:
 
 
 def new_stream(index: int) -> torch.cuda.Stream:
-    """One that nothing else uses: those of torch.cuda.Stream are lent in turns, also to what captures graphs. Raises
+    """A stream that nothing else uses: those of torch.cuda.Stream are lent in turns, also to what captures graphs. Raises
     Unavailable."""
     with beside_captures(), _context(_primary_context(index)):
         stream = answer(ctypes.c_void_p, "cuStreamCreate", "the GPU has no stream to compile on", _NON_BLOCKING)

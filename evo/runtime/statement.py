@@ -80,10 +80,9 @@ class Function:
     axes gathered; one without a shape as it lies, for a kernel that takes strides. Its dtype has to be the kernel's for it.
     sizes: by dimension, an expression. Left out: the one size that it has, or the axis of the first input that is always
     there and has it in its shape; calls whose tensors have other axes than the kernel's shapes say are then left to PyTorch.
-    options: likewise, by option; one that is left out is the argument of its name that
-    is no tensor, whether the argument of its optional input is there, the dtype of the input for which it chooses that, or
-    the kernel's default. One that is a text among the kernel's `choices` and compiled in is the place among them, or the
-    dtype.
+    options: likewise, by option; one that is left out is the argument of its name that is no tensor, whether the argument of
+    its optional input is there, the dtype of the input for which it chooses that, or the kernel's default. One that is a
+    text among the kernel's `choices` and compiled in is the place among them, or the dtype.
     fits: by a reason, an expression that is true for calls which a variant may serve. A call is left to PyTorch for the
     first one that is not: in this order, but those that look at no tensor first. Types of arguments are asked before.
     """
@@ -394,7 +393,7 @@ class Bound:
 
     @cached_property
     def _axes(self) -> Mapping[str, str]:
-        """That the tensors `_by_axis` have the shapes that the kernel states."""
+        """Conditions, by what is told where one is not true: the tensors `_by_axis` have the shapes that kernel.py states."""
         counts, alike = dict[str, str](), dict[str, str]()
         for name, shape in self._by_axis.items():
             given = f"{name} is None or " if self.function.parameters[name].optional else ""

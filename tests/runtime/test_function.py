@@ -285,20 +285,25 @@ def test_its_gradients_are_pytorchs_of_the_original_where_they_are_asked_for(mod
         module.also_serve(gradients=False)
 
 
-def test_a_call_with_arguments_that_a_statement_lacks_is_the_originals(tmp_path: Path) -> None:
-    folder, out = tmp_path / "quick", tmp_path / "exported_quick"
+def write_and_export(folder: Path, out: Path, kernel: str, function: str, cpu: str) -> None:
+    """A package of a kernel for one axis, n, whose files have these texts."""
     folder.mkdir()
-    (folder / "function.py").write_text(
+    for name, text in {"kernel.py": kernel, "function.py": function, "cpu.cpp": cpu}.items():
+        (folder / name).write_text(text)
+    find_exporter("module").export(request_for("cpu", "native", out, "n=64,dtype=float32", kernel=str(folder)))
+
+
+def test_a_call_with_arguments_that_a_statement_lacks_is_the_originals(tmp_path: Path) -> None:
+    write_and_export(
+        tmp_path / "quick",
+        tmp_path / "exported_quick",
+        ONE_AXIS,
         "from evo.problem.function import Function\n\nFUNCTION = Function(\n"
         '    signature="quick_silu(Tensor input) -> Tensor", original="torch.nn.functional.silu",\n'
-        '    tensors={"x": "input"}, sizes={"n": "input.numel()"},\n)\n'
-    )
-    (folder / "kernel.py").write_text(ONE_AXIS)
-    (folder / "cpu.cpp").write_text(
+        '    tensors={"x": "input"}, sizes={"n": "input.numel()"},\n)\n',
         '#include <math.h>\nextern "C" void quick(const float* x, float* y, long long n) {\n'
-        "    for (long long i = 0; i < n; ++i) y[i] = x[i] / (1.0f + expf(-x[i]));\n}\n"
+        "    for (long long i = 0; i < n; ++i) y[i] = x[i] / (1.0f + expf(-x[i]));\n}\n",
     )
-    find_exporter("module").export(request_for("cpu", "native", out, "n=64,dtype=float32", kernel=str(folder)))
     program = (
         "import torch, exported_quick as q\nq.also_serve(slower=True, measure=False)\nx = torch.randn(64)\n"
         "assert q.explain(x).startswith('variant'), q.explain(x)\nwith q.patch():\n    y = torch.nn.SiLU()(x)\n"
@@ -344,15 +349,15 @@ FUNCTION = Function(signature="along(Tensor x, Tensor w) -> Tensor", original=al
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["Python", "native"])
 def test_sizes_follow_from_shapes_and_numbers_in_them(tmp_path: Path, launcher: str) -> None:
-    folder, out = tmp_path / "along", tmp_path / f"exported_along_{launcher.lower()}"
-    folder.mkdir()
-    (folder / "kernel.py").write_text(POINTS)
-    (folder / "function.py").write_text(ALONG)
-    (folder / "cpu.cpp").write_text(
+    out = tmp_path / f"exported_along_{launcher.lower()}"
+    write_and_export(
+        tmp_path / "along",
+        out,
+        POINTS,
+        ALONG,
         'extern "C" void along(const float* x, const float* w, float* y, long long n) {\n'
-        "    for (long long i = 0; i < n; ++i) y[i] = x[3 * i] * w[0] + x[3 * i + 1] * w[1] + x[3 * i + 2] * w[2];\n}\n"
+        "    for (long long i = 0; i < n; ++i) y[i] = x[3 * i] * w[0] + x[3 * i + 1] * w[1] + x[3 * i + 2] * w[2];\n}\n",
     )
-    find_exporter("module").export(request_for("cpu", "native", out, "n=64,dtype=float32", kernel=str(folder)))
     for words in (["check"], ["build"], ["check"])[: 3 if launcher == "native" else 1]:
         done = run_python(tmp_path, "-m", out.name, *words)
         assert done.returncode == 0, done
