@@ -393,7 +393,7 @@ class Bound:
 
     @cached_property
     def _axes(self) -> Mapping[str, str]:
-        """Conditions, by what is told where one is not true: the tensors `_by_axis` have the shapes that kernel.py states."""
+        """Conditions, by what is told where one is not true: tensors `_by_axis` have the shapes that kernel.py states."""
         counts, alike = dict[str, str](), dict[str, str]()
         for name, shape in self._by_axis.items():
             given = f"{name} is None or " if self.function.parameters[name].optional else ""
