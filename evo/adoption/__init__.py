@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 from jinja2.meta import find_undeclared_variables
 
-from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, bounds_of, geometry_of, in_python
+from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, bounds_of, geometry_of, in_python, number_of
 from evo.adoption.roles import Role, roles_of
 from evo.errors import CompileError, TemplateError, UnknownNameError, UsageError, error_line
 from evo.problem.constants import as_parameters, host_filled
@@ -282,7 +282,7 @@ class _Reading:
         bounds |= self._of_constants()
         found, sizes = {name: values_around(name, value) for name, value in self._guessed.items()}, dict[str, int]()
         for d in self._part.definitions:
-            number = _number(d.value)
+            number = number_of(d.value)
             if d.follows or d.name not in used or _FACT.fullmatch(d.name) or number is None:
                 continue
             if d.name in asked:
@@ -303,7 +303,7 @@ class _Reading:
         return found, sizes
 
     def _default(self, name: str, values: tuple[Value, ...]) -> Value:
-        own = (_number(d.value) for d in self._part.definitions if d.name == name)
+        own = (number_of(d.value) for d in self._part.definitions if d.name == name)
         wanted: Value = next((n for n in own if n in values), None) or self._guessed.get(name, _guess(name))
         return wanted if wanted in values else values[0]
 
@@ -406,12 +406,6 @@ def _replaced(tree: Tree, instead: Mapping[Tree, Tree]) -> Tree:
     if isinstance(tree, tuple):
         return (tree[0], *(_replaced(part, instead) for part in tree[1:]))
     return instead.get(tree, tree)
-
-
-def _number(text: str) -> int | None:
-    """A whole number as a macro has it; None for anything else."""
-    digits = text.strip("()uUlL ")
-    return int(digits, 0) if re.fullmatch(r"0|[1-9]\d*|0x[0-9a-fA-F]+", digits) else None
 
 
 def _guess(name: str, others: Collection[str] = ()) -> int:

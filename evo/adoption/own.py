@@ -251,8 +251,8 @@ class Own:
         dtypes = {t: self._of(t, self._given.dtypes) or found[t].dtypes for t in found}
         if wrong := [d for ds in dtypes.values() for d in ds if d not in DTYPE_BYTES]:
             raise self.fault(f"{wrong[0]!r} is no dtype of a kernel: say dtypes=(...), of {', '.join(DTYPE_BYTES)}")
-        known = {d: n for d, n in k.sizes.items() if d in k.fixed}
-        sizes = ",".join(f"{d}={size}" for d, size in usual_sizes(k.dimensions, known).items())
+        usual = usual_sizes(k.dimensions, {d: k.sizes[d] for d in k.fixed if d in k.dimensions})
+        sizes = ",".join(f"{d}={size}" for d, size in usual.items())
         workloads = {t: self._of(t, self._given.workloads) or (f"{sizes},dtype={dtypes[t][0]}",) for t in found}
         imports, constants = self._used()
         return Stated(

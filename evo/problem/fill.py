@@ -62,7 +62,11 @@ def fill_plain(
                 f"parameter {name!r} of the space is no macro of {file}: use {name} in the source where its value"
                 " belongs, or take it out of the space in kernel.py"
             )
-    edits = [(*d.place, b"\n" * source.bytes.count(b"\n", *d.place)) for d in source.definitions if d.name in macros]
+    removed = {d.place for d in source.definitions if d.name in macros}
+    for d in source.definitions:  # constants of one declaration go together
+        if d.place in removed:
+            macros.setdefault(d.name, f"({d.value})")
+    edits = [(*place, b"\n" * source.bytes.count(b"\n", *place)) for place in removed]
     after = ""
     if kernel is not None and kernel.templates:
         edits += _as_device_function(source, kernel)

@@ -275,6 +275,38 @@ def test_roles_choices_and_the_launch_are_read_from_the_source(here: Any, tmp_pa
         assert said in what
 
 
+NUMBERS = """
+const int N = 1 << 20;
+static const int ROWS = N / 4;
+#define PER (2 * 2)
+#define GAIN 2.0f
+constexpr unsigned BLOCK = 64 << 1, COLS = 4;
+__global__ void scale(float* y, const float* x) {
+    int i = (blockIdx.x * BLOCK + threadIdx.x) * PER;
+    for (int j = i; j < i + PER; ++j) if (j < ROWS * COLS) y[j] = GAIN * x[j];
+}
+void run(float* y, const float* x) { scale<<<(N / PER + BLOCK - 1) / BLOCK, BLOCK>>>(y, x); }
+"""
+
+
+def test_numbers_that_are_written_as_expressions_are_known(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "scale.cu").write_text(NUMBERS)
+    made = here("new", "scale", "--cu", "scale.cu", "--json")
+    assert made.code == 0, made.err
+    assert made.document["parameters"] == {
+        "PER": [1, 2, 4, 8, 16], "BLOCK": [32, 64, 128, 256, 512, 1024], "COLS": [1, 2, 4, 8, 16]
+    }  # fmt: skip
+    text = (tmp_path / "scale" / "kernel.py").read_text()
+    assert 'threads=point["BLOCK"], tiles=(("N", point["BLOCK"] * point["PER"]),)' in text, text
+    assert 'workloads={"cuda": ("N=1048576,dtype=float32",)}' in text
+    fill_in(tmp_path / "scale", "2 * x", {})
+    kernel = load_kernel("scale")
+    source = render(kernel, "cuda", Genome.of({"PER": 1, "BLOCK": 32, "COLS": 2}), kernel.example("cuda"), "sm_89").text
+    assert {"#define BLOCK 32", "#define COLS 2", "#define N 1048576", "#define PER 1"} <= {*source.splitlines()}
+    assert "static const int ROWS = N / 4;\n" in source
+    assert 'extern "C" __global__ void scale(' in source, "constants of one declaration are taken out once"
+
+
 def test_a_jinja_source_is_made_a_template_of_ours(here: Any, tmp_path: Path) -> None:
     (tmp_path / "j.cu").write_text(
         "__global__ void twice({{ real_type }} *y, const {{ real_type }} *x, int n) {\n"
