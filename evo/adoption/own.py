@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from evo.adoption import BEFORE, NOTATION, TARGET, Adopted, adopt, usual_sizes
+from evo.adoption import BEFORE, FLOATS, NOTATION, TARGET, Adopted, adopt, usual_sizes
 from evo.adoption.folder import rendered
 from evo.errors import UsageError
 from evo.problem.kernel import DTYPE_BYTES, Argument
@@ -178,7 +178,7 @@ class Own:
                 f"its tensors are {', '.join(self.tensors)}, and the source reads {read}: give both the same names (a"
                 " pointer to const is read)"
             )
-        floats = {n for n, dtype in numbers.items() if dtype == "float32"}
+        floats = {n for n, dtype in numbers.items() if dtype in FLOATS}
         if floats != {*self.options}:
             own, theirs = (", ".join(sorted(names)) or "none" for names in (self.options, floats))
             raise self.fault(f"its arguments with a default are {own}, and the source's floats {theirs}: give both the same")
