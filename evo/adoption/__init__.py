@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 from jinja2.meta import find_undeclared_variables
 
-from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, bounds_of, geometry_of, in_python
+from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, bounds_of, geometry_of, in_python, number_of
 from evo.adoption.roles import Role, roles_of
 from evo.errors import CompileError, TemplateError, UnknownNameError, UsageError, error_line
 from evo.problem.constants import as_parameters, host_filled
@@ -49,6 +49,8 @@ _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
 _MASK = 1 << 26
 """From this on a number is no size."""
 _IN_C = re.compile(r'extern\s+"C"\s+void')
+FLOATS = ("float32", "opmath")
+"""Dtypes of scalars that are options: a double is one of the problem's where that is of doubles."""
 BEFORE = "_before"
 """What is put behind the name of an argument that is updated in place, for what it holds before."""
 
@@ -172,6 +174,13 @@ class _Reading:
         tensors = [a for a in arguments if a.kind != "scalar"]
         dtype = next((a.dtype for a in tensors if a.dtype in DTYPE_BYTES), "float32")
         dtypes = self._types or (dtype,)
+        if dtypes == ("float64",):
+            arguments = [replace(a, dtype="opmath") if _is_double(a) else a for a in arguments]
+        for a in filter(_is_double, arguments):
+            raise UsageError(
+                f"{self._file}: parameter {a.name!r} of {self._entry.name} is a double beside elements of"
+                f" {' and '.join(dtypes)}: make it a float"
+            )
         shape = tuple(dimensions) if len(dimensions) == 1 else ()
         unknown = [a.name for a in tensors if not a.dtype]
         shapes = {a.name: self._shape(a.name, dimensions) if a.name in self._constants else shape for a in tensors}
@@ -191,7 +200,7 @@ class _Reading:
             dimensions=tuple(dimensions),
             sizes=usual_sizes(dimensions, numbers),
             fixed=tuple(numbers),
-            options={a.name: 1.0 for a in arguments if a.kind == "scalar" and a.dtype == "float32"},
+            options={a.name: 1.0 for a in arguments if a.kind == "scalar" and a.dtype in FLOATS},
             parameters=choices,
             default={name: threads.get(name, self._default(name, values)) for name, values in choices.items()},
             questions=(*questions, *unsure),
@@ -222,10 +231,10 @@ class _Reading:
         of_template = parameter.type in {n for _, n in self._entry.templates}
         dtype = self._types[0] if of_template and self._types else _DTYPES.get(parameter.type, "")
         if role is None:
-            if dtype not in ("int32", "int64", "float32"):
+            if dtype not in ("int32", "int64", "float32", "float64"):
                 raise UsageError(
-                    f"{self._file}: parameter {name!r} of {self._entry.name} is neither a pointer nor an int, long long or"
-                    " float: change it, or make it a macro"
+                    f"{self._file}: parameter {name!r} of {self._entry.name} is neither a pointer nor an int, long long,"
+                    " float or double: change it, or make it a macro"
                 )
             yield Argument(name=name, kind="scalar", dtype=dtype)
             return
@@ -282,7 +291,7 @@ class _Reading:
         bounds |= self._of_constants()
         found, sizes = {name: values_around(name, value) for name, value in self._guessed.items()}, dict[str, int]()
         for d in self._part.definitions:
-            number = _number(d.value)
+            number = number_of(d.value)
             if d.follows or d.name not in used or _FACT.fullmatch(d.name) or number is None:
                 continue
             if d.name in asked:
@@ -303,7 +312,7 @@ class _Reading:
         return found, sizes
 
     def _default(self, name: str, values: tuple[Value, ...]) -> Value:
-        own = (_number(d.value) for d in self._part.definitions if d.name == name)
+        own = (number_of(d.value) for d in self._part.definitions if d.name == name)
         wanted: Value = next((n for n in own if n in values), None) or self._guessed.get(name, _guess(name))
         return wanted if wanted in values else values[0]
 
@@ -408,18 +417,16 @@ def _replaced(tree: Tree, instead: Mapping[Tree, Tree]) -> Tree:
     return instead.get(tree, tree)
 
 
-def _number(text: str) -> int | None:
-    """A whole number as a macro has it; None for anything else."""
-    digits = text.strip("()uUlL ")
-    return int(digits, 0) if re.fullmatch(r"0|[1-9]\d*|0x[0-9a-fA-F]+", digits) else None
-
-
 def _guess(name: str, others: Collection[str] = ()) -> int:
     """A value for a name that nothing defines. others: such names beside it, as a block of two axes has two."""
     if not _THREADS.fullmatch(name):
         return 4
     along = [n for n in others if _THREADS.fullmatch(n) and n[:-1] == name[:-1] and n[-1].lower() in AXES]
     return 256 if len(along) < 2 else 32 if name[-1].lower() == "x" else 4
+
+
+def _is_double(argument: Argument) -> bool:
+    return argument.kind == "scalar" and argument.dtype == "float64"
 
 
 def usual_sizes(dimensions: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:

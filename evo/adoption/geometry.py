@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from evo.problem.plain import EntryPoint, Launched, Node, PlainSource, read_source
+from evo.problem.plain import WHOLE, EntryPoint, Launched, Node, PlainSource, read_source
 
 Tree = Any
 """An expression: a number, a name, or (operation, left, right)."""
@@ -95,14 +96,15 @@ class _Trees:
     def __init__(self, source: PlainSource, function: Node | None, known: Mapping[str, Tree]) -> None:
         self.source, self._known = source, known
         self._locals = dict[str, Node]()
-        for made in source.within(function, "init_declarator") if function is not None else ():
+        above = (n for n in source.root.children if n.type == "declaration" and "const" in source.code(n))
+        for made in chain.from_iterable(source.within(n, "init_declarator") for n in (function, *above) if n is not None):
             if (value := made.child_by_field_name("value")) is not None:
                 self._locals.setdefault(source.named(made.child_by_field_name("declarator")), value)
         for made in source.within(function, "function_declarator") if function is not None else ():  # dim3 block(X, Y)
             if made.parent is not None and made.parent.type == "declaration":
                 parts = next(source.within(made, "parameter_list"))
                 self._locals.setdefault(source.named(made), parts)
-        self._numbers = {d.name: int(d.value, 0) for d in source.definitions if re.fullmatch(r"\d+|0x[0-9a-fA-F]+", d.value)}
+        self._values = {d.name: d.value for d in source.definitions}
 
     def parts(self, node: Node, deep: int = 0) -> list[Node]:
         """The parts of a dim3, or the one number that an expression is."""
@@ -125,7 +127,7 @@ class _Trees:
             return None
         text = _text(node)
         if node.type == "number_literal":
-            number = re.fullmatch(r"(\d+|0x[0-9a-fA-F]+)[uUlL]*", text)
+            number = re.fullmatch(r"(0|[1-9]\d*|0x[0-9a-fA-F]+)[uUlL]*", text)
             whole = re.fullmatch(r"(\d+)\.0*f?", text)
             return int(number[1], 0) if number else int(whole[1]) if whole else None
         if node.type in ("identifier", "field_expression", "parameter_declaration"):
@@ -134,7 +136,7 @@ class _Trees:
                 return self._known[name]
             if name in self._locals:
                 return self.tree(self._locals[name], deep + 1)
-            return self._numbers.get(name)
+            return self.tree(_expression(self._values[name]), deep + 1) if name in self._values else None
         if node.type in ("parenthesized_expression", "cast_expression", "initializer_list"):
             inner = [c for c in node.named_children if c.type != "type_descriptor"]
             return self.tree(inner[-1], deep + 1) if inner else None
@@ -146,7 +148,7 @@ class _Trees:
             name = operator.type if operator else ""
             if left is None or right is None:
                 return None
-            if name in ("<<", ">>") and isinstance(right, int):
+            if name in ("<<", ">>") and isinstance(right, int) and right < 64:
                 return _made("*" if name == "<<" else "//", left, 1 << right)
             return _made("//" if name == "/" else name, left, right) if name in ("+", "-", "*", "/") else None
         if node.type == "call_expression":
@@ -163,6 +165,14 @@ class _Trees:
                 return ("ceil", *cut) if len(cut) == 2 else parts[0] if len(parts) == 1 else None
             return (name, *parts) if name in ("min", "max", "std::min", "std::max") and len(parts) == 2 else None
         return None
+
+
+def number_of(text: str) -> int | None:
+    """A whole number as a macro or a constant has it, such as 1 << 10; None for anything else."""
+    if not WHOLE.fullmatch(text) or read_source(f"int q = {text};").root.has_error:
+        return None
+    tree = _Trees(read_source(""), None, {}).tree(_expression(text))
+    return tree if isinstance(tree, int) else None
 
 
 def _cut(tree: Tree) -> tuple[Tree, Tree] | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from evo.adoption import BEFORE, NOTATION, TARGET, Adopted, adopt, usual_sizes
+from evo.adoption import BEFORE, FLOATS, NOTATION, TARGET, Adopted, adopt, usual_sizes
 from evo.adoption.folder import rendered
 from evo.errors import UsageError
 from evo.problem.kernel import DTYPE_BYTES, Argument
@@ -178,7 +178,7 @@ class Own:
                 f"its tensors are {', '.join(self.tensors)}, and the source reads {read}: give both the same names (a"
                 " pointer to const is read)"
             )
-        floats = {n for n, dtype in numbers.items() if dtype == "float32"}
+        floats = {n for n, dtype in numbers.items() if dtype in FLOATS}
         if floats != {*self.options}:
             own, theirs = (", ".join(sorted(names)) or "none" for names in (self.options, floats))
             raise self.fault(f"its arguments with a default are {own}, and the source's floats {theirs}: give both the same")
@@ -251,8 +251,8 @@ class Own:
         dtypes = {t: self._of(t, self._given.dtypes) or found[t].dtypes for t in found}
         if wrong := [d for ds in dtypes.values() for d in ds if d not in DTYPE_BYTES]:
             raise self.fault(f"{wrong[0]!r} is no dtype of a kernel: say dtypes=(...), of {', '.join(DTYPE_BYTES)}")
-        shown = {d: n for d, n in k.sizes.items() if d in k.fixed}
-        sizes = ",".join(f"{d}={size}" for d, size in usual_sizes(k.dimensions, shown).items())
+        usual = usual_sizes(k.dimensions, {d: k.sizes[d] for d in k.fixed if d in k.dimensions})
+        sizes = ",".join(f"{d}={size}" for d, size in usual.items())
         workloads = {t: self._of(t, self._given.workloads) or (f"{sizes},dtype={dtypes[t][0]}",) for t in found}
         imports, constants = self._used()
         return Stated(

@@ -74,11 +74,12 @@ def host_filled(whole: PlainSource, part: PlainSource) -> list[Constant]:
 
 
 def as_parameters(
-    file: Path, whole: PlainSource, part: PlainSource, entry: str, arguments: Collection[str]
+    file: Path, whole: PlainSource, part: PlainSource, entry: str, arguments: Collection[str], tensors: Collection[str] = ()
 ) -> PlainSource:
     """The part of a source that an entry point needs, with those of its constants as parameters that are among the entry
-    point's arguments, each at its place there. Raises TemplateError where one cannot be handed on to all that use it, and
-    for one that host code would have to fill."""
+    point's arguments, each at its place there. tensors: of the arguments those that are handed over by address. Raises
+    TemplateError where one cannot be handed on to all that use it, for one that host code would have to fill, and for a
+    number that is handed over as a tensor."""
     for constant in host_filled(whole, part):
         if constant.name not in arguments:
             raise TemplateError(
@@ -89,6 +90,11 @@ def as_parameters(
     chosen = {name: c for name, c in constants_of(part).items() if name in arguments and name not in own}
     if not chosen:
         return part
+    for name in (n for n, c in chosen.items() if n in tensors and not c.sizes):
+        raise TemplateError(
+            f"{file}: __constant__ {name} is one number, and kernel.py has a tensor of that name: make it an Argument of"
+            f" kind 'scalar', with an option {name!r}"
+        )
     return read_source(edited(part, _Rewriting(file, part, entry, chosen).edits(arguments)))
 
 
@@ -148,13 +154,15 @@ class _Rewriting:
             called = {n for n in NAME.findall(text) if self._needs.get(n) and n not in source.macros} - {name}
             if called - {d.name for d in source.definitions} or ("sizeof" in text and {*NAME.findall(text)} & chosen.keys()):
                 raise self._fault(self._needs[name], f"the macro {name}")
-        for node in source.within(source.root, "qualified_identifier"):
-            if (name := source.named(node)) in chosen:
-                yield node.start_byte, node.end_byte, name.encode()
-        for node in source.within(source.root, "sizeof_expression", "pointer_expression"):
+        whole_until = 0
+        for node in source.within(source.root, "sizeof_expression", "pointer_expression", "qualified_identifier"):
             text = source.code(node)
-            whole = re.fullmatch(r"(sizeof|&)[\s(]*(\w+)[\s)]*", text)
-            if whole and (of_whole := chosen.get(whole[2])) and of_whole.sizes:
+            whole = re.fullmatch(r"(sizeof|&)[\s(]*(?:\w*::)*(\w+)[\s)]*", text)
+            if node.type == "qualified_identifier":
+                if (name := source.named(node)) in chosen and node.start_byte >= whole_until:
+                    yield node.start_byte, node.end_byte, name.encode()
+            elif whole and (of_whole := chosen.get(whole[2])) and of_whole.sizes:
+                whole_until = node.end_byte
                 yield node.start_byte, node.end_byte, (whole[2] if whole[1] == "&" else of_whole.size).encode()
             elif text.startswith("sizeof") and "::" in text and (of := {*NAME.findall(text)} & chosen.keys()):
                 raise self._fault(of, "sizeof")

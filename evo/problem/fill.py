@@ -35,18 +35,19 @@ def fill_plain(
     declares_kernels: bool,
     text: str | None = None,
     arguments: Sequence[str] = (),
+    tensors: Collection[str] = (),
 ) -> str:
     """The part of a source that an entry point needs, behind a `#define` of each value that it uses, less its own
     definitions of these names. Of a template it is the instance that the values and types give.
 
     types: of an argument's elements, or of the number that it is, by the argument's name; the macro is NAME_type. needed:
     what has no effect but by a macro. text: of the file, where it is another. arguments: of the entry point, of which those
-    that are a __constant__ of the source become its parameters. Raises TemplateError for a parameter that the source does
-    not use, and for a source without the entry point.
+    that are a __constant__ of the source become its parameters; tensors: of these. Raises TemplateError for a
+    parameter that the source does not use, and for a source without the entry point.
     """
     source, kernel = read_source(text_of(file) if text is None else text), None
     if declares_kernels and (kernel := source.entry_points.get(entry)) is not None:
-        source = as_parameters(file, source, source.part(entry, file.parent)[0], entry, arguments)
+        source = as_parameters(file, source, source.part(entry, file.parent)[0], entry, arguments, tensors)
         kernel = source.entry_points[entry]
     if kernel is None and (declares_kernels or entry not in source.uses):
         known = ", ".join(source.entry_points) or "none"
@@ -62,7 +63,11 @@ def fill_plain(
                 f"parameter {name!r} of the space is no macro of {file}: use {name} in the source where its value"
                 " belongs, or take it out of the space in kernel.py"
             )
-    edits = [(*d.place, b"\n" * source.bytes.count(b"\n", *d.place)) for d in source.definitions if d.name in macros]
+    removed = {d.place for d in source.definitions if d.name in macros}
+    for d in source.definitions:  # constants of one declaration go together
+        if d.place in removed:
+            macros.setdefault(d.name, f"({d.value})")
+    edits = [(*place, b"\n" * source.bytes.count(b"\n", *place)) for place in removed]
     after = ""
     if kernel is not None and kernel.templates:
         edits += _as_device_function(source, kernel)

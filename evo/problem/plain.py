@@ -23,6 +23,12 @@ Place = tuple[int, int]
 Edit = tuple[int, int, bytes]
 """Where it begins and ends, and what comes there."""
 
+WHOLE = re.compile(r"(?:\d\w*|<<|>>|[-+*/()\s])+")
+"""An expression of whole numbers."""
+_CONSTANT = re.compile(
+    r"(?:(?:static|inline|__device__|unsigned|int|long|u?int\d+_t|size_t)\s+)*const(?:expr)?\b(?!.*\b(?:float|double)\b)"
+)
+"""How a declaration of constants that may be whole numbers begins."""
 NAME = re.compile(r"\b[A-Za-z_]\w*")
 _COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|(?!"C")"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _NO_USE = re.compile(r"^[ \t]*#[ \t]*(ifdef|ifndef|undef|include)\b.*", re.MULTILINE)
@@ -187,12 +193,11 @@ class PlainSource:
             follows = any(question != self.text(name) for question in asked)
             yield Definition(self.text(name), text, (node.start_byte, end), follows)
             return
-        if node.type == "declaration" and re.match(r"(static\s+)?const(expr)?\b", self.text(node)):
-            for made in (c for c in node.named_children if c.type == "init_declarator"):
-                given = made.child_by_field_name("value")
-                if given is not None and re.fullmatch(r"\d+[uUlL]*", self.text(given)) and len(node.named_children) < 6:
-                    called = self.named(made.child_by_field_name("declarator"))
-                    yield Definition(called, self.text(given).rstrip("uUlL"), (node.start_byte, node.end_byte), False)
+        if node.type == "declaration" and _CONSTANT.match(self.code(node)):
+            made = node.children_by_field_name("declarator")
+            values = [v for m in made if (v := m.child_by_field_name("value")) and WHOLE.fullmatch(self.code(v))]
+            for one, value in zip(made, values, strict=False) if len(made) == len(values) else ():
+                yield Definition(self.named(one), self.code(value), (node.start_byte, node.end_byte), False)
         if node.type in _QUESTIONS:
             asked = (*asked, *self._asked(node))
         for child in node.children:

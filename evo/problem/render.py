@@ -122,8 +122,10 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
         macros = {**dict(binding.dims), **dict(binding.options), **values}
         macros.pop(TEMPLATE, None)  # which chose the file, and is a word of C++
         needed = genome.parameters.keys() - point.asked
-        arguments = [a.name for a in kernel.parameters]
-        text = fill_plain(file, kernel.entry, macros, types, needed, notation.declares_kernels, arguments=arguments)
+        names = {a.name: a.kind in ("input", "output") for a in kernel.parameters}
+        tensors = [name for name, is_tensor in names.items() if is_tensor]
+        declares = notation.declares_kernels
+        text = fill_plain(file, kernel.entry, macros, types, needed, declares, arguments=[*names], tensors=tensors)
         if isinstance(plans[0].threads, int) and (axis := re.search(r"\bthreadIdx\s*\.\s*[yz]\b", text)):
             raise TemplateError(
                 f"{file} uses {axis[0]}, and its blocks have one axis: give LaunchPlan(threads=(X, Y, Z), ...) in kernel.py"

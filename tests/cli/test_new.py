@@ -275,6 +275,52 @@ def test_roles_choices_and_the_launch_are_read_from_the_source(here: Any, tmp_pa
         assert said in what
 
 
+NUMBERS = """
+const int N = 1 << 20;
+static const int ROWS = N / 4;
+#define PER (2 * 2)
+#define GAIN 2.0f
+constexpr unsigned BLOCK = 64 << 1, COLS = 4;
+__global__ void scale(float* y, const float* x) {
+    int i = (blockIdx.x * BLOCK + threadIdx.x) * PER;
+    for (int j = i; j < i + PER; ++j) if (j < ROWS * COLS) y[j] = GAIN * x[j];
+}
+void run(float* y, const float* x) { scale<<<(N / PER + BLOCK - 1) / BLOCK, BLOCK>>>(y, x); }
+"""
+
+
+def test_numbers_that_are_written_as_expressions_are_known(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "scale.cu").write_text(NUMBERS)
+    made = here("new", "scale", "--cu", "scale.cu", "--json")
+    assert made.code == 0, made.err
+    assert made.document["parameters"] == {
+        "PER": [1, 2, 4, 8, 16], "BLOCK": [32, 64, 128, 256, 512, 1024], "COLS": [1, 2, 4, 8, 16]
+    }  # fmt: skip
+    text = (tmp_path / "scale" / "kernel.py").read_text()
+    assert 'threads=point["BLOCK"], tiles=(("N", point["BLOCK"] * point["PER"]),)' in text, text
+    assert 'workloads={"cuda": ("N=1048576,dtype=float32",)}' in text
+    fill_in(tmp_path / "scale", "2 * x", {})
+    kernel = load_kernel("scale")
+    source = render(kernel, "cuda", Genome.of({"PER": 1, "BLOCK": 32, "COLS": 2}), kernel.example("cuda"), "sm_89").text
+    assert {"#define BLOCK 32", "#define COLS 2", "#define N 1048576", "#define PER 1"} <= {*source.splitlines()}
+    assert "static const int ROWS = N / 4;\n" in source
+    assert 'extern "C" __global__ void scale(' in source, "constants of one declaration are taken out once"
+
+
+def test_a_double_beside_doubles_is_an_option(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "s.cu").write_text(
+        "__global__ void s(double* y, const double* x, double a, int n) {\n"
+        "    int i = blockIdx.x * 256 + threadIdx.x;\n    if (i < n) y[i] = a * x[i];\n}\n"
+    )
+    assert here("new", "s", "--cu", "s.cu").code == 0
+    fill_in(tmp_path / "s", "a * x", {})
+    kernel = load_kernel("s")
+    assert [w.key for w in kernel.workloads["cuda"]] == ["n=1048576,dtype=float64,a=1.0"]
+    (scalar,) = (a for a in kernel.arguments if a.name == "a")
+    assert (scalar.kind, scalar.dtype_of(kernel.example("cuda"))) == ("scalar", "float64")
+    assert "1 of 1 branches compiled" in here("check", "s", "--arch", "sm_89", "--compile-only").out
+
+
 def test_a_jinja_source_is_made_a_template_of_ours(here: Any, tmp_path: Path) -> None:
     (tmp_path / "j.cu").write_text(
         "__global__ void twice({{ real_type }} *y, const {{ real_type }} *x, int n) {\n"
@@ -296,7 +342,9 @@ BAD = {
     "unknown": ("k", ("--cu", "k.cu", "--entry", "gem"), GEMM, "entry point of k.cu 'gem'; did you mean gemm?"),
     "code": ("k", ("--cu", "k.cu"), "\n__global__ void f(int* x) { *x = 1; int y z; }", "sm_89: k.cu(2): error: expected a"),
     "no header": ("k", ("--cu", "k.cu"), "#include <cuda/a>\n__global__ void f(int* x) { *x = 1; }", "\"cuda/a\" (NVRTC"),
-    "by value": ("k", ("--cu", "k.cu"), "__global__ void f(double d) {}", "parameter 'd' of f is neither a pointer nor"),
+    "by value": ("k", ("--cu", "k.cu"), "__global__ void f(short d) {}", "parameter 'd' of f is neither a pointer nor"),
+    "double": ("k", ("--cu", "k.cu"), "__global__ void f(float* x, double d, int n) { x[0] = d; }",
+               "parameter 'd' of f is a double beside elements of float32: make it a float"),
     "no result": ("k", ("--cu", "k.cu"), "__global__ void f(const int* x) {}", "f writes to none of its arguments"),
 }
 

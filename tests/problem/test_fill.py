@@ -40,8 +40,14 @@ int main() { float h[15]; cudaMemcpyToSymbol(d_filter, h, sizeof(h)); conv<<<1, 
 ARGUMENTS = ("out", "in", "d_filter", "rows", "cols", "offsets", "table", "gain")
 
 
-def filled(text: str, arguments: tuple[str, ...] = ARGUMENTS, entry: str = "conv", **values: int | str) -> str:
-    return fill_plain(Path("own.cu"), entry, values, {}, (), True, text, arguments)
+def filled(
+    text: str,
+    arguments: tuple[str, ...] = ARGUMENTS,
+    entry: str = "conv",
+    tensors: tuple[str, ...] = (),
+    **values: int | str,
+) -> str:
+    return fill_plain(Path("own.cu"), entry, values, {}, (), True, text, arguments, tensors)
 
 
 def ptx_parameters(text: str, tmp_path: Path, entry: str = "conv") -> list[str]:
@@ -68,6 +74,26 @@ def test_a_constant_that_host_code_fills_is_a_parameter_of_all_that_use_it(tmp_p
     of_type = "__constant__ float w[9];\ntemplate <typename T> __global__ void conv(T* out, int n) { out[n] = w[n]; }\n"
     one = fill_plain(Path("own.cu"), "conv", {}, {"out": "float"}, (), True, of_type, ("out", "n", "w"))
     assert ptx_parameters(one, tmp_path) == ["u64", "u32", "u64"], "of a template, too"
+
+
+def test_a_constant_of_a_namespace_is_asked_for_its_address_and_size(tmp_path: Path) -> None:
+    text = filled(
+        "namespace ns { __constant__ float w[9]; __device__ float at(int i) { return w[i]; } }\n"
+        "__device__ float first(const void* p) { return *(const float*)p; }\n"
+        "__global__ void conv(float* y) { y[0] = first(&ns::w) + ns::w[1] + sizeof(ns::w) + ns::at(2); }\n"
+        "void run(float* h) { cudaMemcpyToSymbol(&ns::w, h, 36); }",
+        ("y", "w"),
+        tensors=("y", "w"),
+    )
+    assert "y[0] = first(w) + w[1] + sizeof(float[9]) + ns::at(w, 2);" in text, text
+    assert ptx_parameters(text, tmp_path) == ["u64", "u64"]
+
+
+def test_a_constant_that_is_one_number_is_no_tensor() -> None:
+    text = "__constant__ float gain;\n__global__ void conv(float* y) { y[0] = gain; }\n"
+    assert "conv(float* y, const float gain)" in filled(text, ("y", "gain"), tensors=("y",))
+    with pytest.raises(TemplateError, match=r"__constant__ gain is one number, and kernel\.py has a tensor"):
+        filled(text, ("y", "gain"), tensors=("y", "gain"))
 
 
 USE = "__constant__ float w[9];\n{}__global__ void conv(float* y) {{ y[0] = {}; }}\n"
