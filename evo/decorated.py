@@ -19,7 +19,7 @@ from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import find_best
 from evo.api import Run, search
 from evo.environment import DEFAULT_DB
-from evo.errors import EvoError, UsageError
+from evo.errors import UsageError
 from evo.export import MANIFEST, ExportItem, ExportRequest, find_exporter
 from evo.export._winners import requests_of
 from evo.job.in_python import told_in_python
@@ -116,7 +116,7 @@ class _Bound:
                 try:
                     self._package = self._load()
                     found = getattr(self._package, name)
-                except (EvoError, ImportError, OSError) as error:
+                except Exception as error:  # the body is right whatever it is
                     notice(f"{name} is left to its body in PyTorch: {error}")
                     found = self._own.function
                 self._names["_serve"] = found
@@ -126,8 +126,6 @@ class _Bound:
         """A package of what is known now, else of what was known before: the database may lie elsewhere."""
         kernel = load_kernel(str(self.folder()))
         wanted = self._requests(kernel, Path(), self._db)
-        if not wanted:
-            raise UsageError(f"no device here is for it: its sources are for {' and '.join(kernel.dtypes)}")
         places = sorted({f"{part.target} {part.arch}" for part in wanted})
         candidates = sorted(f"{part.target} {i.workload.key} {i.candidate}" for part in wanted for i in part.items)
         known = kernel.folder / "packages" / digest(__version__, *places)[:12]
@@ -150,7 +148,7 @@ class _Bound:
 
     def _requests(self, kernel: Kernel, out: Path, db: str) -> list[ExportRequest]:
         """What a package for the devices of this machine is to have: the fastest known variant of each workload, for the
-        others the default."""
+        others the default. Raises UsageError where there is no such device."""
         found = list[ExportRequest]()
         with open_recorded(db, notice) as store:
             for target in filter(answers, kernel.dtypes):
@@ -166,6 +164,8 @@ class _Bound:
                 if items:
                     folder = str(kernel.folder)
                     found.append(ExportRequest(kernel=folder, target=target, arch=arch, items=tuple(items), out=out))
+        if not found:
+            raise UsageError(f"no device here is for {kernel.name}: its sources are for {' and '.join(kernel.dtypes)}")
         return found
 
     def _known(self, store: Store, kernel: Kernel, target: str, arch: str) -> list[CandidateRecord]:
@@ -212,10 +212,7 @@ class _Bound:
         none. Raises UsageError."""
         kernel, known = load_kernel(str(self.folder())), self._db if db is None else str(db)
         with told_in_python(known):
-            wanted = self._requests(kernel, Path(out), known)
-            if not wanted:
-                raise UsageError(f"no device here is for {kernel.name}: its sources are for {' and '.join(kernel.dtypes)}")
-            return find_exporter("module").export(*wanted)
+            return find_exporter("module").export(*self._requests(kernel, Path(out), known))
 
     def build(self) -> Path:
         """Builds the native launcher, and has calls use it. Raises RuntimeError, UsageError."""

@@ -120,7 +120,7 @@ def test_a_body_serves_what_no_device_here_is_for_and_says_so_once(capfd: pytest
     for _ in range(2):
         assert torch.equal(bias_gelu(x, x[0]), F.gelu(x + x[0]))
     told = capfd.readouterr().err
-    assert told.count("evo: bias_gelu is left to its body in PyTorch: no device here is for it") == 1
+    assert told.count("evo: bias_gelu is left to its body in PyTorch: no device here is for bias_gelu") == 1
     assert bias_gelu.explain(x, x[0]).startswith("PyTorch")
 
 
@@ -249,6 +249,26 @@ def test_what_cannot_be_a_kernel_is_one_sentence(name: str) -> None:
         evo.kernel(defined(text)).folder()
     assert str(caught.value).startswith("@evo.kernel on f: ")
     assert "\n" not in str(caught.value)
+
+
+GIVEN = {
+    "space": ({"space": {"BLOK": (64, 128)}}, "BLOK of its space is used by no source"),
+    "workloads": ({"workloads": {"gpu": ("n=64,dtype=float32",)}}, "workloads= is for 'gpu', and its sources are for cuda"),
+    "dtypes": ({"dtypes": {"cpu": ("float32",)}}, "dtypes= is for 'cpu', and its sources are for cuda: name one of these"),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_is_given_and_used_by_nothing_is_one_sentence(name: str) -> None:
+    given, sentence = GIVEN[name]
+    with pytest.raises(UsageError, match=f"@evo.kernel on f: {sentence}"):
+        evo.kernel(**given)(defined(f"def f(x):\n    '''{ONE}'''\n    return x")).folder()
+
+
+def test_constants_that_are_no_finite_numbers_are_written_as_such() -> None:
+    body = f"LOW, HIGH = float('-inf'), float('nan')\ndef f(x):\n    '''{ONE}'''\n    return x.clamp(LOW, HIGH)"
+    text = (evo.kernel(defined(body)).folder() / "function.py").read_text()
+    assert 'LOW = float("-inf")\nHIGH = float("nan")\n' in text
 
 
 def test_annotations_of_types_may_name_dimensions() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import math
 import re
 import tempfile
 import textwrap
@@ -148,6 +149,7 @@ class Own:
                     found[target] = adopt(file, None, on_cpu=target == CPU)
                 except UsageError as error:
                     raise self.fault(str(error).removeprefix("--cu ").replace(f"{file}", file.name)) from None
+        self._check_given()
         k = found.get(TARGET) or found[CPU]
         if TARGET in found and CPU in found:
             self._check_alike(found[TARGET], found[CPU])
@@ -159,6 +161,14 @@ class Own:
         sources = {_FILES[target]: f"{text}\n" for target, text in self.sources.items()}
         facts = {"name": self.name, "file": "", "k": k, "own": stated}
         return {**rendered(facts, "kernel.py", "function.py"), **sources}
+
+    def _check_given(self) -> None:
+        given, own = self._given, " and ".join(self.sources)
+        if unused := [n for n in given.space if not any(n in self._asked(target) for target in self.sources)]:
+            raise self.fault(f"{unused[0]} of its space is used by no source, nor by threads= or tiles=: leave it out")
+        for option, per_target in (("workloads", given.workloads), ("dtypes", given.dtypes)):
+            if isinstance(per_target, Mapping) and (unknown := per_target.keys() - self.sources.keys()):
+                raise self.fault(f"{option}= is for {min(unknown)!r}, and its sources are for {own}: name one of these")
 
     def _check_alike(self, gpu: Adopted, cpu: Adopted) -> None:
         one, other = ([(a.name, a.dtype if a.kind == "scalar" else "") for a in k.arguments] for k in (gpu, cpu))
@@ -210,10 +220,7 @@ class Own:
         """With what is given of the launch and of the parameters."""
         given, names = self._given, {*self._given.space, *k.parameters}
         parameters = {n: v for n, v in k.parameters.items() if n not in given.space and n not in k.dimensions}
-        source = read_source(self.sources[TARGET])
-        asked = {n for n in given.space if source.spelled(n)} | {
-            n for n in given.space if re.search(rf"\b{n}\b", f"{given.threads} {given.tiles} {k.threads} {k.tiles}")
-        } | {n for n in given.space if CPU not in self.sources}
+        asked = self._asked(TARGET) | {n for n in given.space if re.search(rf"\b{n}\b", f"{k.threads} {k.tiles}")}
         parameters |= {n: tuple(v) for n, v in given.space.items() if n in asked}
         default = {n: k.default[n] if k.default.get(n) in v else v[len(v) // 2] for n, v in parameters.items()}
         threads, tiles, axes = k.threads, k.tiles, k.axes
@@ -232,6 +239,12 @@ class Own:
             )
         return replace(k, parameters=parameters, default=default, threads=threads, tiles=tiles, axes=axes)
 
+    def _asked(self, target: str) -> set[str]:
+        """Those of the space that the source for a target, or on a GPU what is given of the launch, uses."""
+        source, given = read_source(self.sources[target]), self._given
+        launch = f"{given.threads} {given.tiles}" if target == TARGET else ""
+        return {n for n in given.space if source.spelled(n) or re.search(rf"\b{n}\b", launch)}
+
     # -- the statement ------------------------------------------------------------------------------------------------
 
     def _stated(self, k: Adopted, found: Mapping[str, Adopted]) -> Stated:
@@ -244,7 +257,7 @@ class Own:
         if CPU in found:
             own = {n: v for n, v in found[CPU].parameters.items() if n not in k.dimensions}
             own |= {n: v for n, v in _CPU_VALUES.items() if sources[CPU].spelled(n)}
-            own |= {n: tuple(v) for n, v in self._given.space.items() if sources[CPU].spelled(n)}
+            own |= {n: tuple(self._given.space[n]) for n in self._asked(CPU)}
             spaces[CPU] = own
             known = found[CPU].default
             cpu_default = {n: (known[n] if known.get(n) in v else v[len(v) // 2]) if v else None for n, v in own.items()}
@@ -340,7 +353,8 @@ class Own:
                 line = f"from {'.'.join(above)} import {last}" if above else f"import {last}"
                 imports.append(line if name == last else f"{line} as {name}")
             elif isinstance(value, _PLAIN):
-                constants.append(f"{name} = {value!r}")
+                known = not isinstance(value, float) or math.isfinite(value)
+                constants.append(f"{name} = {value!r}" if known else f'{name} = float("{value!r}")')
             elif type(value).__module__ == "torch" and re.fullmatch(r"torch\.\w+", repr(value)):  # a dtype
                 constants.append(f"{name} = {value!r}")
                 imports.append("import torch")
