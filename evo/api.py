@@ -104,7 +104,7 @@ def search(
     with told_in_python(db):
         job, limit = make_job(kernel, options), read_budget(read_options(options))
         if resume and job.name is None:
-            raise UsageError("resume=True continues the run of a name; give name=, too")
+            raise UsageError("resume=True continues the run of a name; give name, too")
         if (begun := find_begun(job, options, db, tell) if resume else None) is None:
             opening = open_search(job, db, tell)
         elif begun.status is RunStatus.FINISHED and not _is_more(limit, begun):

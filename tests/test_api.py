@@ -82,7 +82,7 @@ def test_a_cell_is_run_twice(searched: Run, toy: Path, tmp_path: Path, capfd: py
     assert evo.search(toy, resume=True, **asked) == searched
     assert capfd.readouterr().err.startswith("evo: run mine is finished")
     assert evo.search(toy, resume=True, **asked, budget="9h") == searched, "another limit ended it"
-    finished = "evo: run mine is finished (evaluations done); a larger budget= or evaluations= searches on\n"
+    finished = "evo: run mine is finished (evaluations done); a larger budget or evaluations searches on\n"
     assert capfd.readouterr() == ("", finished)
     others = {"seed": (4, r"seed \(3\)"), "sampler": ("random", r"sampler \(evolution\)")}
     others |= {"workloads": (["n=5,dtype=float32"], "workloads"), "fix": ({"unroll": 4}, r"fix \(none\)")}
@@ -251,7 +251,7 @@ def test_what_cannot_be_searched_is_refused_in_one_sentence(tmp_path: Path) -> N
         (toy, {"name": "a/b"}, "'a/b' is not a name for a run"),
         (toy, {"evaluations": True}, "evaluations must be a whole number, got True"),
         (toy, {"patience": 2.5}, "patience must be a whole number, got 2.5"),
-        (toy, {"seed": -1}, "seed= must be"),
+        (toy, {"seed": -1}, "seed must be"),
         (toy, {"fix": {"unrol": 4}}, "did you mean unroll"),
         (toy, {"target": "tpu"}, "unknown target"),
         (toy, {"scheduler": "tcp://h:1"}, "scheduler is no option any more; say where work runs with on: "),

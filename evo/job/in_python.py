@@ -43,7 +43,7 @@ def in_python(text: str, db: str) -> str:
             return found[0]
         if OPTIONS.get(name) is bool:
             return f"{name}=True" + found[0].removeprefix(f"--{found['option']}")
-        return f"{name}={_value(name, found['value'].strip(chr(39))) if found['value'] else ''}"
+        return f"{name}={_value(name, found['value'].strip(chr(39)))}" if found["value"] else name
 
     return _SAID.sub(said, text)
 

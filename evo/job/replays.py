@@ -65,7 +65,7 @@ def replay(
     """
     counts = {"repeats": repeats, "in_flight": in_flight, "jobs": jobs}
     if wrong := [name for name, n in counts.items() if n is not None and n < 1]:
-        raise UsageError(f"--{wrong[0].replace('_', '-')} must be at least 1, got {counts[wrong[0]]}")
+        raise UsageError(f"{wrong[0]} must be at least 1, got {counts[wrong[0]]}")
     check_seed(seed)
     paths = list(dict.fromkeys(map(Path, [spaces] if isinstance(spaces, str | Path) else spaces)))
     given = samplers.split(",") if samplers and isinstance(samplers, str) else samplers
@@ -74,8 +74,8 @@ def replay(
         raise UsageError("nothing to replay: name cache files of Kernel Tuner or T4 results")
     if plot is not None:
         if Path(plot).exists() and not Path(plot).is_dir():
-            raise UsageError(f"--plot {plot} is a file: name a folder")
-        check_folder(Path(plot), "--plot")
+            raise UsageError(f"figures cannot be written to {plot}, which is a file: name a folder")
+        check_folder(Path(plot), "plot")
     options = _by_sampler(read_sampler_options(sampler_options or {}), names)
     for path in paths:
         space = read_space(path).space(random.Random(0))
@@ -116,7 +116,7 @@ def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str
     for key, value in options.items():
         sampler = next((name for name in names if key.startswith(f"{name}.") and len(key) > len(name) + 1), None)
         if sampler is None:
-            told = f"--sampler-option {key} is of none of the samplers that are replayed ({', '.join(names)})"
+            told = f"sampler option {key} is of none of the samplers that are replayed ({', '.join(names)})"
             raise UsageError(f"{told}; write SAMPLER.NAME=VALUE, e.g. {names[0]}.NAME=4")
         found[sampler][key.removeprefix(f"{sampler}.")] = value
     return found

@@ -325,7 +325,7 @@ def test_replays_are_a_table_where_pandas_is_installed_and_one_sentence_elsewher
 
 def test_what_python_cannot_replay_is_one_sentence(tmp_path: Path) -> None:
     path = write_cache(tmp_path / "a.json")
-    with pytest.raises(UsageError, match=r"^--repeats must be at least 1, got 0$"):
+    with pytest.raises(UsageError, match=r"^repeats must be at least 1, got 0$"):
         evo.replay(path, repeats=0)
     with pytest.raises(UsageError, match=r"^--seed must be a whole number"):
         evo.replay(path, seed=-1)

@@ -13,7 +13,7 @@ from evo.job.in_python import in_python
 from evo.testing.toy_kernel import write_kernel
 
 SAID = {
-    "give it a larger --budget or --evaluations": "give it a larger budget= or evaluations=",
+    "give it a larger --budget or --evaluations": "give it a larger budget or evaluations",
     "continue it with: evo resume quick --db /a/l.db": "continue it with: evo.resume('quick', db='l.db')",
     "longer: evo resume q --budget 10m --db 'a b'": "longer: evo.resume('q', db='l.db', budget='10m')",
     "again: evo resume q --evaluations 9": "again: evo.resume('q', db='l.db', evaluations=9)",
@@ -26,7 +26,7 @@ SAID = {
     "--builders 300: this machine": "builders=300: this machine",
     "first 3 known points (--cold: none); starting": "first 3 known points (cold=True: none); starting",
     "dask worker tcp://h:1 --nthreads 8 --resources d=1": "dask worker tcp://h:1 --nthreads 8 --resources d=1",
-    "choose another --out": "choose another out=",
+    "choose another --out": "choose another out",
 }
 
 
@@ -44,10 +44,10 @@ def test_a_search_from_python_is_refused_in_its_words(tmp_path: Path) -> None:
     toy = write_kernel(tmp_path / "toy")
     refused = {
         "budget='soon' is not a duration; write e.g. 60s, 10m or 2h": {"budget": "soon"},
-        "seed= must be a whole number from 0": {"seed": -1},
+        "seed must be a whole number from 0": {"seed": -1},
         "on='dask' names no cluster": {"on": "dask"},
         "fix=['unroll'] is not NAME=VALUE": {"fix": ["unroll"]},
-        "resume=True continues the run of a name; give name=, too": {"resume": True},
+        "resume=True continues the run of a name; give name, too": {"resume": True},
     }
     for said, options in refused.items():
         with pytest.raises(UsageError) as raised:
