@@ -26,7 +26,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """For the processes that tests start: OpenMP threads that wait spin, and on a machine with more to do than cores that takes
 the others' turns, for milliseconds at each call."""
 
-_DEAR_FIXTURES = {"verdicts", "searched", "recorded", "several", "folder", "module", "toy", "launcher", "loaded", "trained"}
+_DEAR_FIXTURES = {
+    "verdicts", "in_cpp_of", "searched", "recorded", "several", "folder", "module", "toy", "launcher", "loaded", "trained",
+}  # fmt: skip
 """Of a file: what takes half a minute to set up is set up once, not by every worker."""
 _GROUPS = {
     "test_dask.py": "dask",
