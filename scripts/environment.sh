@@ -57,3 +57,4 @@ echo "installing evo into $venv (PyTorch is the large part; a CUDA build takes m
 rm -f "$stamp"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -e ".[$cuda,dev]" -c constraints.txt
 echo "$wanted" >"$stamp"
+echo "installed; for the command evo in this shell:  . $venv/bin/activate"

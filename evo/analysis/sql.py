@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from evo.analysis.frame import frame
 from evo.errors import EngineError, UsageError
 from evo.lineage.database import first_line
+from evo.lineage.models import VIEWS
 from evo.lineage.store import Store
 
 _STEPS = 2000
@@ -118,4 +119,6 @@ def _sentence(error: BaseException, timeout_s: float) -> str:
         return f"the query cannot be run: it would write, and this command only reads ({said})"
     if state == "42601" and "multiple commands" in said:
         return "the query cannot be run: one statement at a time"
+    if "no such table" in said or state == "42P01":
+        said += f"; what there is for questions: {', '.join(VIEWS)}"
     return f"the query cannot be run: {said}"

@@ -166,7 +166,7 @@ def why_not_here(target: str, arch: str) -> str:
     try:
         return find_target(target).runs(arch)
     except DeviceError as error:
-        return str(error)
+        return error.what
 
 
 # -- the branches of a kernel ---------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ class CudaTarget:
 # The driver's answers. Nothing here creates a context, so that a query costs no device memory. But a process that has
 # initialised the driver cannot fork a child that uses the GPU.
 
-_WITHOUT_GPU = "run with --target cpu, or compile without one: evo check KERNEL --arch sm_89"
+_WITHOUT_GPU = "a kernel that has a template for the CPU runs with --target cpu; all compile: evo check KERNEL --arch sm_89"
 
 
 def do(function: str, doing: str, *arguments: Any) -> None:
@@ -160,11 +160,11 @@ def _ask(kind: Any, function: str, what: str, *arguments: Any) -> Any:
     try:
         load_driver()
     except Unavailable as reason:
-        raise DeviceError(f"no CUDA GPU answers ({reason}): {_WITHOUT_GPU}") from reason
+        raise DeviceError(f"no CUDA GPU answers ({reason})", _WITHOUT_GPU) from reason
     try:
         return answer(kind, function, f"the CUDA driver does not report {what}", *arguments)
     except Unavailable as error:
-        raise DeviceError(f"{error}; {_WITHOUT_GPU}") from error
+        raise DeviceError(str(error), _WITHOUT_GPU) from error
 
 
 def driver_version() -> tuple[int, int]:
