@@ -44,6 +44,7 @@ from evo.search.check import (
     check_samples,
     check_workloads_of,
     cost_faults,
+    reference_faults,
     right_by_default_alone,
 )
 from evo.search.place import Place, open_workers
@@ -129,7 +130,7 @@ def check(
         "kernel": problem.name,
         "arch": arch,
         "seed": drawn,
-        "faults": cost_faults(problem, (*own, *near)),
+        "faults": cost_faults(problem, (*own, *near)) + (reference_faults(problem, target, own) if why_not else []),
         "kinds": {
             key: {"counts": of, "missing": [kind for kind, n in of.items() if not n], "cases": gated[key]}
             for key, of in kinds.items()

@@ -32,11 +32,20 @@ def stated_outputs(
     return found
 
 
+def reference_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
+    """The outputs in float64, by name. Raises KernelError for a mistake in the reference."""
+    return stated_outputs(kernel, "`reference`", kernel.reference, _widened(inputs), workload)
+
+
+def _widened(inputs: Tensors) -> Tensors:
+    return {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
+
+
 def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload, data: str = "") -> tuple[Expected, ...]:
     """References and bounds for one set of inputs, on their device. data: the inputs' distribution, by default the kernel's
     first; in others, errors of whole rows may lean one way together."""
-    wide = {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
-    references = stated_outputs(kernel, "`reference`", kernel.reference, wide, workload)
+    wide = _widened(inputs)
+    references = reference_outputs(kernel, wide, workload)
     same_dtype = kernel.same_dtype or kernel.reference_baseline.call
     outputs = {a.name: (a, getattr(torch, a.dtype_of(workload))) for a in kernel.outputs(workload)}
     own = stated_outputs(kernel, _whose_own(kernel), same_dtype, inputs, workload)

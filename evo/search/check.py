@@ -18,7 +18,7 @@ from evo.errors import EvoError, KernelError, UsageError, error_line
 from evo.evaluation import Build, Check, Evaluation, Gain, Status, Timing
 from evo.executors import InFlight
 from evo.measure import RaceResult
-from evo.measure.cases import is_case_text
+from evo.measure.cases import draw_inputs, is_case_text, required_cases
 from evo.measure.clock import paired_gain
 from evo.problem.derived import cost_of
 from evo.problem.genome import Change, Genome
@@ -29,6 +29,8 @@ from evo.search.tasks import TaskExecutor
 _OBSERVE_S = 0.5
 _CASES_AT_ONCE = 64
 """Random ones."""
+_FEW = 1 << 20
+"""Size, as the product of all dimensions, up to which a reference is run on the CPU in a moment."""
 
 _T = TypeVar("_T")
 
@@ -209,6 +211,24 @@ def cost_faults(kernel: Kernel, workloads: Sequence[Workload]) -> list[str]:
         elif moved > most and all(a.shape for a in inputs):
             found.append(f"`cost` says that {workload.key} moves {moved:,} bytes, and all its tensors have {most:,}")
     return found
+
+
+def reference_faults(kernel: Kernel, target: str, workloads: Sequence[Workload]) -> list[str]:
+    """The first fault of the kernel's `reference` that its smaller cases show in PyTorch on the CPU: in outputs of another
+    shape or dtype, or an error. Where no device runs the gate, nothing else would find it."""
+    import torch
+
+    from evo.measure.gate import threads_limited
+    from evo.measure.reference import reference_outputs
+
+    cases = [c for w in workloads for c in (*kernel.cases(target, w), *required_cases(kernel, target, w))]
+    try:
+        with threads_limited(1):
+            for case in dict.fromkeys(c for c in cases if prod(size for _, size in c.workload.dims) <= _FEW):
+                reference_outputs(kernel, draw_inputs(kernel, case, torch.Generator().manual_seed(0)), case.workload)
+    except KernelError as error:
+        return [str(error)]
+    return []
 
 
 def _batches(task: TaskExecutor, named: tuple[Case, ...], number: int) -> list[tuple[Case, ...]]:

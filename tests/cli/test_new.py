@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evo.adoption import usual_sizes
 from evo.problem.genome import Genome
@@ -305,6 +306,32 @@ def test_numbers_that_are_written_as_expressions_are_known(here: Any, tmp_path: 
     assert {"#define BLOCK 32", "#define COLS 2", "#define N 1048576", "#define PER 1"} <= {*source.splitlines()}
     assert "static const int ROWS = N / 4;\n" in source
     assert 'extern "C" __global__ void scale(' in source, "constants of one declaration are taken out once"
+
+
+def test_a_reference_that_is_wrong_is_found_where_nothing_runs_the_gate(here: Any, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the gate runs here, and finds it")
+    (tmp_path / "b.cu").write_text(
+        "__global__ void b(float* y, const float* x, const float* bias, int rows, int cols) {\n"
+        "    int i = blockIdx.x * 256 + threadIdx.x;\n    if (i < rows * cols) y[i] = x[i] + bias[i % cols];\n}\n"
+    )
+    assert here("new", "b", "--cu", "b.cu").code == 0
+    text = re.sub(r"\n *# FILL IN: .*", "", (tmp_path / "b" / "kernel.py").read_text())
+    (tmp_path / "b" / "kernel.py").write_text(re.sub(r'(name="[yx]"[^\n]*shape=)\([^)]*\)', r'\1("rows", "cols")', text))
+    own = (tmp_path / "b" / "function.py").read_text()
+    for body, dimension, said in (
+        ("x + bias", "cols", ""),
+        ("x + bias", "rows", "RuntimeError: The size of tensor a"),
+        ("(x + bias)[:, ::2]", "cols", "'y'"),
+    ):
+        text = (tmp_path / "b" / "kernel.py").read_text()
+        (tmp_path / "b" / "kernel.py").write_text(re.sub(r'(name="bias"[^\n]*shape=)\([^)]*\)', rf'\1("{dimension}",)', text))
+        filled = re.sub(r"\n *# FILL IN: .*", "", own).replace("raise NotImplementedError", f"return {body}")
+        (tmp_path / "b" / "function.py").write_text(filled)
+        checked = here("check", "b", "--arch", "sm_89", "--samples", "0")
+        assert checked.code == (1 if said else 0), checked.out
+        assert said in " ".join(checked.out.split())
+        assert "run with --target cpu" not in checked.out
 
 
 def test_a_double_beside_doubles_is_an_option(here: Any, tmp_path: Path) -> None:
