@@ -29,6 +29,7 @@ from .package import (
     keep,
     kept,
     options_in_words,
+    tell,
 )
 from .trial import Call, Loaded, Table
 
@@ -310,6 +311,8 @@ class Dispatch(Table):
             except Exception as error:  # whatever it is, the caller has a model to run
                 reason = str(error).partition("\n")[0]
                 return replace(nearest[0], slower=f"no race with it could be held: {reason}")
+            if busy and not self._spoilt:
+                tell(f"{self.package.name}: calls are left to PyTorch, since {_BUSY}; explain(...) tells of a call")
             if busy and spoilt + 1 < _RACES:
                 _remember(self._spoilt, bucket, (spoilt + 1, time.monotonic() + 2**spoilt))
                 raise Busy(_BUSY)

@@ -5,11 +5,10 @@ source is a variant's, or one of the manifest's `general` ones for whole ranges 
 stands. See evo/export/module.py, which writes what is read here.
 """
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Semaphore, local
@@ -20,7 +19,7 @@ import torch
 from . import cpu, cuda, nvrtc
 from .choice import factors, rank
 from .driver import driver_version
-from .package import Busy, Package, Unavailable, Variant, digest, keep, kept
+from .package import Busy, Package, Unavailable, Variant, digest, keep, kept, tell
 from .trial import Loaded, apart, race, try_out
 
 _MOST_SIZES = 128
@@ -176,6 +175,5 @@ class Jit:
                 try_out(self._frontend, replace(loaded, multiprocessors=1), place)
             keep(name, code)
             if (seconds := time.monotonic() - started) > _SAID_AFTER_S:
-                with suppress(OSError, ValueError):  # a closed stderr is no fault of the call
-                    print(f"{package.name}: compiling {variant} took {seconds:.1f} s, once", file=sys.stderr)
+                tell(f"{package.name}: compiling {variant} took {seconds:.1f} s, once")
         return loaded

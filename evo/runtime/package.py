@@ -360,6 +360,12 @@ def read_whole(path: Path) -> bytes | None:
     return None
 
 
+def tell(text: str) -> None:
+    """Prints what a caller may wonder about. A closed stderr is no fault of the call."""
+    with suppress(OSError, ValueError, AttributeError):
+        print(text, file=sys.stderr)
+
+
 def digest(*parts: str | bytes) -> str:
     found = hashlib.sha256()
     for part in parts:

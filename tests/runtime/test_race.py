@@ -75,7 +75,7 @@ def test_a_race_decides_for_all_problems_of_its_bucket_and_is_remembered(
 
 
 def test_a_busy_machine_decides_nothing_and_is_asked_again_later_but_not_for_ever(
-    copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch
+    copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module = use(copy_of)
     module.also_serve(measure=True)
@@ -92,6 +92,7 @@ def test_a_busy_machine_decides_nothing_and_is_asked_again_later_but_not_for_eve
         now[0] += 1e6
         assert way(module, 300, 100).startswith("PyTorch: this machine is too busy to race a variant with it; also_serve(")
     assert len(races) == 6, "the rest of the process is PyTorch's"
+    assert capfd.readouterr().err.count("calls are left to PyTorch, since this machine is too busy to race") == 1
     assert not list(cache.glob("race-*"))
     seems(module, monkeypatch, busy=False)
     module.also_serve(measure=True)
