@@ -100,10 +100,10 @@ def _gain(timing: dict[str, Any]) -> str:
 
 
 def _names(variants: list[dict[str, Any]]) -> list[str]:
-    """One a variant, all of one width."""
+    """A line for each variant, without the options that are off."""
     compiled = {"measured": "", "compiled": " (compiled)"}
-    names = [f"{v['variant']} {v['workload']} {v['arch']}{compiled[v['standing']]}" for v in variants]
-    return [name.ljust(max(map(len, names))) for name in names]
+    sizes = (",".join(part for part in v["workload"].split(",") if not part.endswith("=false")) for v in variants)
+    return [f"{v['variant']} {named} {v['arch']}{compiled[v['standing']]}" for v, named in zip(variants, sizes, strict=True)]
 
 
 def _build(frontend: Any, options: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -133,7 +133,7 @@ def _show(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, An
     if hasattr(frontend, "NATIVE"):
         print(f"native launcher: {frontend.NATIVE.reason or 'in use'}")
     for v, name in zip(variants, _names(variants), strict=True):
-        print(f"{name}  candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
+        print(f"{name}\n  candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
         if v["rebuilt"]:
             print(f"  built from its source on this machine, because {v['rebuilt']}")
         if v["standing"] == "compiled":
@@ -152,18 +152,19 @@ def _check(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, A
     for v, name in zip(variants, _names(variants), strict=True):
         v["right"] = None
         if v["unavailable"]:
-            print(f"{name}  not checked: {v['unavailable']}")
+            print(f"{name}\n  not checked: {v['unavailable']}")
             continue
         found = list(verdicts(frontend, v["variant"], seed, max(0, options.cases)))
         v["right"] = not any(c.reason for c in found) and any(c.on_variant for c in found)
         v["seed"] = seed
         # JSON knows no infinity.
         v["cases"] = [{**asdict(c), "error": c.error if isfinite(c.error) else None} for c in found]
+        print(name)
         for c in found:
             if options.verbose or c.reason:
                 verdict = f"WRONG  {c.case}: {c.reason}" if c.reason else f"right  {c.case}: error {c.error:.3g}"
                 print(f"  {verdict} [{c.path}]")
-        print(f"{name}  {_summary(found)} (seed {seed})")
+        print(f"  {_summary(found)} (seed {seed})")
     checked = [v["right"] for v in variants if v["right"] is not None]
     if not checked:
         print("no variant of this package runs on this machine: every call is left to PyTorch")
@@ -174,23 +175,23 @@ def _summary(found: list[Verdict]) -> str:
     wrong = sum(bool(c.reason) for c in found)
     own = [c for c in found if c.on_variant]
     worst = max(own, key=lambda c: c.error, default=None)
-    errors = f"largest error {worst.error:.3g}, PyTorch's {worst.torch_error:.3g}" if worst else "NO CASE USED IT"
     cases = f"{len(own)} cases on it, {len(found) - len(own)} left to PyTorch"
-    return f"{f'{wrong} WRONG' if wrong else 'right'}: {cases}; {errors}"
+    errors = f"largest error {worst.error:.3g}, PyTorch's {worst.torch_error:.3g}, in case {worst.case}" if worst else ""
+    return f"{f'{wrong} WRONG' if wrong else 'right'}: {cases}\n  {errors or 'NO CASE USED IT'}"
 
 
 def _bench(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     variants = _variants(frontend, options.all)
-    names = _names(variants)
-    print(f"{'variant'.ljust(len(names[0]))}  {'how':6}  {'own us':>9}  {'torch us':>9}  speed-up (95% interval)")
-    for v, name in zip(variants, names, strict=True):
+    print(f"  {'how':6}  {'own us':>9}  {'torch us':>9}  speed-up (95% interval)")
+    for v, name in zip(variants, _names(variants), strict=True):
+        print(name)
         if v["unavailable"]:
-            print(f"{name}  not timed: {v['unavailable']}")
+            print(f"  not timed: {v['unavailable']}")
         else:
             compared = compare(frontend, v["variant"], max(1, options.rounds))
             v["timings"] = [_figures(how, torch_us, own) for how, (torch_us, own) in compared.items()]
         for t in (*v.get("timings", ()), *filter(None, [v["recorded"]])):
             torch_us = "-" if t["torch_us"] is None else f"{t['torch_us']:.2f}"
-            before = f"  before the export, on {t['device']}" if "device" in t else ""
-            print(f"{name}  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}{before}")
+            before = f"  before the export, {t['device']}" if "device" in t else ""
+            print(f"  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}{before}")
     return variants, 0 if any("timings" in v for v in variants) else 1

@@ -324,8 +324,9 @@ def test_a_reference_that_is_wrong_is_found_where_nothing_runs_the_gate(here: An
         ("x + bias", "rows", "RuntimeError: The size of tensor a"),
         ("(x + bias)[:, ::2]", "cols", "'y'"),
     ):
-        text = re.sub(r'(name="bias"[^\n]*shape=)\([^)]*\)', rf'\1("{dimension}",)', (tmp_path / "b" / "kernel.py").read_text())
-        (tmp_path / "b" / "kernel.py").write_text(text)
+        stated = (tmp_path / "b" / "kernel.py").read_text()
+        stated = re.sub(r'(name="bias"[^\n]*shape=)\([^)]*\)', rf'\1("{dimension}",)', stated)
+        (tmp_path / "b" / "kernel.py").write_text(stated)
         filled = re.sub(r"\n *# FILL IN: .*", "", own).replace("raise NotImplementedError", f"return {body}")
         (tmp_path / "b" / "function.py").write_text(filled)
         checked = here("check", "b", "--arch", "sm_89", "--samples", "0")
