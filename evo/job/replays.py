@@ -111,14 +111,16 @@ def _digest(path: Path) -> str:
 
 
 def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str, dict[str, object]]:
-    """The options of each sampler. Raises UsageError for an option that names none of them."""
+    """The options of each sampler, which a file of one's own is by its name without .py. Raises UsageError for an option
+    that names none of them."""
+    prefixes = {Path(name).stem if name.endswith(".py") else name: name for name in names}
     found: dict[str, dict[str, object]] = {name: {} for name in names}
     for key, value in options.items():
-        sampler = next((name for name in names if key.startswith(f"{name}.") and len(key) > len(name) + 1), None)
-        if sampler is None:
-            told = f"sampler option {key} is of none of the samplers that are replayed ({', '.join(names)})"
-            raise UsageError(f"{told}; write SAMPLER.NAME=VALUE, e.g. {names[0]}.NAME=4")
-        found[sampler][key.removeprefix(f"{sampler}.")] = value
+        prefix = next((p for p in prefixes if key.startswith(f"{p}.") and len(key) > len(p) + 1), None)
+        if prefix is None:
+            told = f"sampler option {key} is of none of the samplers that are replayed ({', '.join(prefixes)})"
+            raise UsageError(f"{told}; write SAMPLER.NAME=VALUE, e.g. {next(iter(prefixes))}.NAME=4")
+        found[prefixes[prefix]][key.removeprefix(f"{prefix}.")] = value
     return found
 
 
@@ -205,7 +207,7 @@ def _draw(folder: Path, scores: Sequence[Score]) -> list[str]:
 
     drawn = []
     for space in dict.fromkeys(score.space for score in scores if not score.reason):
-        name = re.sub(r"(\.t4)?\.json(\.gz)?$", "", space)
+        name = re.sub(r"\.json(\.gz)?$", "", space).replace(".", "-")
         write_figure(folder / name, draw_scores(name, space, [score for score in scores if score.space == space]))
         drawn.append(str(folder / name))
     return drawn

@@ -201,7 +201,7 @@ def test_the_command_prints_scores_means_and_figures(tmp_path: Path, capsys: pyt
         ["a.json", "evolution"], ["a.json", "random"], ["b.t4.json", "evolution"], ["b.t4.json", "random"],
         ["mean", "evolution"], ["mean", "random"],
     ]  # fmt: skip
-    assert sorted(p.name for p in plots.iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
+    assert sorted(p.name for p in plots.iterdir()) == ["a.png", "a.svg", "b-t4.png", "b-t4.svg"]
 
 
 def test_signals_that_are_ignored_and_those_of_another_thread_are_left_alone(
@@ -341,7 +341,7 @@ def test_a_sampler_of_ones_own_file_is_replayed_in_processes_with_its_options(
     make = "find_sampler('evolution')(space, seed, options)"
     own.write_text(f"from evo.search.samplers import find_sampler\nSAMPLER = lambda space, seed, options: {make}\n")
     words = ("replay", str(path), "--samplers", "./mine.py,evolution", "--repeats", "2", "--json")
-    options = ("--sampler-option", "./mine.py.operators=mutation", "--sampler-option", "evolution.operators=mutation")
+    options = ("--sampler-option", "mine.operators=mutation", "--sampler-option", "evolution.operators=mutation")
     document = run_here(capsys, *words, *options).document
     mine, evolution = document["scores"]
     assert (mine["sampler"], mine["curve"], mine["high"]) == ("./mine.py", evolution["curve"], evolution["high"])
