@@ -165,10 +165,13 @@ def _check(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, A
                 verdict = f"WRONG  {c.case}: {c.reason}" if c.reason else f"right  {c.case}: error {c.error:.3g}"
                 print(f"  {verdict} [{c.path}]")
         print(f"  {_summary(found)} (seed {seed})")
+    damaged = list(frontend.DISPATCH.package.damaged())
+    for fault in damaged:
+        print(f"DAMAGED  {fault}; export it again", file=sys.stderr)
     checked = [v["right"] for v in variants if v["right"] is not None]
     if not checked:
         print("no variant of this package runs on this machine: every call is left to PyTorch")
-    return variants, 0 if checked and all(checked) else 1
+    return variants, 0 if checked and all(checked) and not damaged else 1
 
 
 def _summary(found: list[Verdict]) -> str:

@@ -142,6 +142,14 @@ class Package:
             raise Unavailable(f"{name} is not the file that was exported (its sha256 differs from the manifest's)")
         return data
 
+    def damaged(self) -> Iterator[str]:
+        """What is wrong with the files that the manifest lists, a sentence for each that is not as it was exported."""
+        for name in self.manifest.get("files", {}):
+            try:
+                self.read(name)
+            except Unavailable as reason:
+                yield str(reason)
+
     @cached_property
     def _differences(self) -> dict[str, tuple[str, list[Change]]]:
         return read_differences(self.read(DIFFERENCES).decode()) if self.path(DIFFERENCES).is_file() else {}

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -180,6 +181,14 @@ def test_the_check_finds_a_variant_that_is_wrong(copy_of: Path, command: Any) ->
     assert "built from its source" not in text
     assert "WRONG  normal: " in text
     assert text.count("  right: 37 cases on it") == 2, text
+
+
+@pytest.mark.parametrize("kind", ["cpp", "so"])
+def test_the_check_finds_a_file_that_is_not_as_it_was_exported(copy_of: Path, kind: str) -> None:
+    next(copy_of.glob(f"variant_0_*.{kind}")).write_bytes(b"other")
+    done = run_python(copy_of.parent, "-m", copy_of.name, "check", OMP_NUM_THREADS="1")
+    assert done.returncode == 1, done.stdout
+    assert re.search(rf"^DAMAGED  variant_0_\S+\.{kind} is not the file that was exported", done.stderr, re.MULTILINE)
 
 
 def test_the_source_of_a_variant_is_printed_whole(copy_of: Path, command: Any) -> None:
