@@ -18,7 +18,7 @@ from evo.analysis.explanation import Explanation
 from evo.analysis.explanation import explain as read_explanation
 from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, present_space, read_failures
 from evo.analysis.importance import Importance, read_importance
-from evo.analysis.named import find_candidate, workload_of
+from evo.analysis.named import find_candidate, find_winners, workload_of
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
 from evo.analysis.runs import find_run
@@ -218,22 +218,28 @@ def explain(
     if seed is not None and not measure:
         raise UsageError("--seed is for --measure: leave it out, or measure")
     with Store.open(db, write=False) as store:
-        record = find_candidate(store, candidate, db)
-        trusted(trust and (measure or from_ is not None), record.kernel)
-        found = _explanation(store, record, from_)
-    ablation = measure_edits(record, found, seed=draw_seed(seed), db=db) if measure and found.edits else None
-    if json:
-        print_json(found, measured=ablation)
-        return
+        one = json or measure or from_ is not None  # else each winner of a run is told of
+        told = [find_candidate(store, candidate, db)] if one else find_winners(store, candidate, db)
+        for record in told:
+            trusted(trust and (measure or from_ is not None), record.kernel)
+        explained = [(record, _explanation(store, record, from_)) for record in told]
+    for record, found in explained:
+        ablation = measure_edits(record, found, seed=draw_seed(seed), db=db) if measure and found.edits else None
+        if json:
+            print_json(found, measured=ablation)
+            return
+        look(trust, (record.kernel, record.kernel_digest))
+        _tell_explanation(found, ablation, all_=all_, from_=from_, db=db)
+
+
+def _tell_explanation(
+    found: Explanation, ablation: Ablation | None, *, all_: bool, from_: str | None, db: str
+) -> None:
     console = make_console()
-    look(trust, (record.kernel, record.kernel_digest))
     workload = short_workload(found.workload, found.kernel, found.kernel_digest)
-    console.say(
-        f"{short(found.id)} ({found.kernel}, {workload} on {found.device}):"
-        f" {median(found.median_us, found.disturbed)} in the search,"
-        f" {unless_busy(factor(1 / found.ratio), found.disturbed)} over the reference",
-        "bold",
-    )
+    gain = "" if found.disturbed else f", {factor(1 / found.ratio)} over the reference"
+    time = f"{median(found.median_us, found.disturbed)} in the search{gain}"
+    console.say(f"{short(found.id)} ({found.kernel}, {workload} on {found.device}): {time}", "bold")
     if ablation:
         _tell_race(console, found, ablation)
     if all_ or not ablation:

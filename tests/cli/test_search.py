@@ -47,6 +47,7 @@ def test_a_grid_is_covered_and_its_export_serves_each_point_by_what_won_it(here:
     assert re.search(r"\d variants? for 2 workloads: ", found.out)
     told = here("show", "few", "--json").document["cover"]
     assert {p["workload"].partition(",cols")[0] for p in told["points"]} == {"rows=16", "rows=64"}
+    assert len(re.findall(r"^\w{10} \(layernorm, ", here("explain", "few").out, re.MULTILINE)) == 2, "each winner"
     out = tmp_path / "covered"
     assert here("export", "few", "--out", str(out)).code == 0
     variants = manifest_of(out)["variants"]
