@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -201,9 +202,8 @@ class LiveScreen:
 
             def __rich__(self) -> Table:
                 since_s = time.monotonic() - began
-                left_s = max(1.0, step.left_s - since_s)
                 spent_s = step.spent_s + since_s
-                return _bar(spent_s / (spent_s + left_s), f"about {duration(round(left_s))} left")
+                return _bar(spent_s / (spent_s + max(1.0, step.left_s - since_s)), _left(step, since_s))
 
         self._draw(Group(self._best, Text(), Countdown(), Text(f"finals of {workload}: {step.text}")), refresh=True)
 
@@ -293,7 +293,14 @@ def _bar(share: float, left: str) -> Table:
 
 
 def _finals(step: Step, workload: str) -> str:
-    return f"finals of {workload}: {step.text}; about {duration(max(1, round(step.left_s)))} left"
+    return f"finals of {workload}: {step.text}; {_left(step)}"
+
+
+def _left(step: Step, since_s: float = 0.0) -> str:
+    """The time left, so many seconds after a step of finals has begun."""
+    left_s, most_s = (max(1.0, seconds - since_s) for seconds in (step.left_s, step.most_s))
+    most = f", {duration(round(most_s))} at most if other programs disturb them" if left_s < most_s < inf else ""
+    return f"about {duration(round(left_s))} left{most}"
 
 
 def busy_share(progress: Progress) -> float:
