@@ -228,10 +228,13 @@ def explain(
     console = make_console()
     look(trust, (record.kernel, record.kernel_digest))
     workload = short_workload(found.workload, found.kernel, found.kernel_digest)
+    timed = [t for t in record.timings if t.round and t.protocol != "hot" and t.contender == "candidate"]
+    last = max(timed, key=lambda t: t.round, default=None)
+    final = f"; {median(last.median_us, last.disturbed)} in the final" if last is not None else ""
     console.say(
         f"{short(found.id)} ({found.kernel}, {workload} on {found.device}):"
         f" {median(found.median_us, found.disturbed)} in the search,"
-        f" {unless_busy(factor(1 / found.ratio), found.disturbed)} over the reference",
+        f" {unless_busy(factor(1 / found.ratio), found.disturbed)} over the reference{final}",
         "bold",
     )
     if ablation:

@@ -137,7 +137,8 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
     confirmed = any(h.confirmed is not None for h in held)
     if not confirmed and any(h.winner for h in held):
         again = command_line(db, "resume", run.name)
-        console.say(f"no speed-up was shown, for other programs disturbed the race; on a quiet machine run:  {again}", "bold")
+        why = "no speed-up was shown, for other programs disturbed the race"
+        console.say(f"{why}; on a quiet machine run:  {again}", "bold")
     beside = next((h.baselines for h in held if h.baselines), ())
     if confirmed and len(held) > 1 and run.cover is None and beside:
         others = "".join(f", beside {t.contender}" for t in beside if t.ratio is not None)

@@ -246,8 +246,8 @@ def build_all(task: TaskExecutor, elites: Sequence[Candidate]) -> Building:
 
 
 def hold_race(task: TaskExecutor, building: Building) -> tuple[list[Finalist], tuple[Timing, ...]]:
-    """Gates and races the elites of one task: no timings where none passes. Those whose gates would begin after `gates_s` are
-    left out, once one has passed. The device process must be fresh (`Executor.renew_device`).
+    """Gates and races the elites of one task: no timings where none passes. Those whose gates would begin after `gates_s`
+    are left out, once one has passed. The device process must be fresh (`Executor.renew_device`).
 
     Raises EvoError if the race itself cannot be held, and what the task's `check` raises.
     """

@@ -114,6 +114,15 @@ def test_who_keeps_a_search_waiting_is_named_with_when_that_ends(live: bool, mon
     assert "waiting for" not in shown(live, held_up(1.0))
 
 
+def test_that_a_device_is_prepared_is_said_once_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
+    begins = [replace(held_up(seconds, "ready"), begun=False) for seconds in (1.0, 6.0)]
+    lines = shown(False, *begins, held_up(5.0), *(held_up(seconds, "ready") for seconds in (5.0, 10.0))).splitlines()
+    said = ("preparing the device; the time of", "in the gate for 5 s", "candidate 7: preparing the device for 5 s")
+    assert len(lines) == len(said)
+    assert all(part in line for part, line in zip(said, lines, strict=True)), lines
+
+
 def test_the_end_of_a_search_says_whom_it_still_waited_for() -> None:
     assert unfinished(held_up(6.5)) == {"order": 7, "what": "in the gate", "seconds": 6.5}
     assert unfinished(held_up(1.0)) is None
