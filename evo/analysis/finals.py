@@ -73,7 +73,8 @@ class WorkloadFinals:
     that read it. baselines: their cold times in the race that confirmed the winner. hot: the winner's time with all data in
     the cache. ceiling: the fastest baseline that only moves the bytes; times_ceiling: the winner's time over its time.
     claimed_speedup: the winner's speed-up in the search; selection_regret: how much that overstated it. disturbed: whether
-    the machine was too busy to measure the winner; nothing is confirmed then. not_confirmed: why the winner's figure is not
+    the machine was too busy to measure the winner; nothing is confirmed then. disturbed_us: the winner's time in the race
+    that was to confirm it, where that was disturbed. not_confirmed: why the winner's figure is not
     confirmed although its race was held; empty if it is. remarks: sentences on what is unusual about the winner's figures.
     """
 
@@ -91,6 +92,7 @@ class WorkloadFinals:
     claimed_speedup: float | None
     selection_regret: float | None
     disturbed: bool
+    disturbed_us: float | None
     not_confirmed: str
     discarded_rounds: int
     remarks: tuple[str, ...]
@@ -187,7 +189,7 @@ def _workload_finals(
     winner = next((k for k in raced if rows[k].id == task.winner), None)
     first, again = raced.get(winner or 0), race.confirmed.get(winner or 0)
     busy = again is not None and again.disturbed
-    again = None if busy else again
+    disturbed_us, again = (again.median_us, None) if again is not None and busy else (None, again)
     finalists = []
     for k, time in raced.items():
         sure = first is not None and not first.disturbed and k != winner
@@ -233,6 +235,7 @@ def _workload_finals(
         claimed_speedup=1 / claimed if claimed else None,
         selection_regret=again.ratio / claimed - 1 if again is not None and claimed else None,
         disturbed=busy or any(t.disturbed for t in cold),
+        disturbed_us=disturbed_us,
         not_confirmed=not_confirmed(run.options, task.workload) if winner is not None else "",
         discarded_rounds=int(max((t.clocks.get("discarded", 0.0) for t in beside), default=0.0)),
         remarks=tuple(remarks),

@@ -7,7 +7,7 @@ scores. Its interval is the bootstrap's over the repeats, at 95%.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,7 +35,7 @@ class Repeat:
     sampler: str
     seed: int
     score: float | None
-    curve: Curve | None
+    curve: Curve | None = field(repr=False)
     evaluations: int
     sampler_s: float
     """Seconds that the sampler itself took."""
@@ -53,9 +53,9 @@ class Score:
     score: float | None
     low: float | None = None
     high: float | None = None
-    curve: Curve | None
-    curve_low: Curve | None = None
-    curve_high: Curve | None = None
+    curve: Curve | None = field(repr=False)
+    curve_low: Curve | None = field(default=None, repr=False)
+    curve_high: Curve | None = field(default=None, repr=False)
     evaluations: float
     """Average number of evaluations in a replay."""
     repeats: int
@@ -64,7 +64,7 @@ class Score:
     """Time that the sampler takes for one proposal."""
     reason: str = ""
     left_out: int = 0
-    each: Records[Repeat]
+    each: Records[Repeat] = field(repr=False)
     """Every repeat; none of a mean."""
 
     PRINTED: ClassVar = ("first_tenth",)

@@ -229,16 +229,19 @@ def explain(
             print_json(found, measured=ablation)
             return
         look(trust, (record.kernel, record.kernel_digest))
-        _tell_explanation(found, ablation, all_=all_, from_=from_, db=db)
+        _tell_explanation(record, found, ablation, all_=all_, from_=from_, db=db)
 
 
 def _tell_explanation(
-    found: Explanation, ablation: Ablation | None, *, all_: bool, from_: str | None, db: str
+    record: CandidateRecord, found: Explanation, ablation: Ablation | None, *, all_: bool, from_: str | None, db: str
 ) -> None:
     console = make_console()
     workload = short_workload(found.workload, found.kernel, found.kernel_digest)
+    timed = [t for t in record.timings if t.round and t.protocol != "hot" and t.contender == "candidate"]
+    last = max(timed, key=lambda t: t.round, default=None)
+    final = f"; {median(last.median_us, last.disturbed)} in the final" if last is not None else ""
     gain = "" if found.disturbed else f", {factor(1 / found.ratio)} over the reference"
-    time = f"{median(found.median_us, found.disturbed)} in the search{gain}"
+    time = f"{median(found.median_us, found.disturbed)} in the search{gain}{final}"
     console.say(f"{short(found.id)} ({found.kernel}, {workload} on {found.device}): {time}", "bold")
     if ablation:
         _tell_race(console, found, ablation)

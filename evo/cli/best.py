@@ -42,7 +42,7 @@ from evo.cli.options import Db, Json, RunName, Trust, answer, print_json
 from evo.cli.recorded import again_line, look, verdicts_of
 from evo.environment import DEFAULT_DB, command_line
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.evaluation import AA_CONTROL, FINALIST, Timing
+from evo.evaluation import AA_CONTROL, FINALIST, PASSED, Timing
 from evo.lineage import LATEST, RunStatus
 from evo.lineage.store import Store
 from evo.report.terminal import (
@@ -140,8 +140,9 @@ def watch(run: RunName = LATEST, db: Db = DEFAULT_DB, json: Json = False) -> Non
         while True:
             found = find_run(store, run)
             run = found.name  # "latest" may name another run next time
-            counts = ", ".join(f"{count} {status}" for status, count in found.counts.items())
-            line = f"{found.name}: {found.status}, {counted(found.evaluations, 'candidate')} ({counts or 'none yet'})"
+            failed = [f"{n} {status.replace('_', ' ')}" for status, n in found.counts.items() if status not in PASSED]
+            counts = ", ".join([f"{found.passed} passed the search", *failed]) if found.evaluations else "none yet"
+            line = f"{found.name}: {found.status}, {counted(found.evaluations, 'candidate')} ({counts})"
             if console.is_terminal and not json:
                 console.clear()
                 console.say(line, "bold")
@@ -150,6 +151,8 @@ def watch(run: RunName = LATEST, db: Db = DEFAULT_DB, json: Json = False) -> Non
                 print_json(found) if json else console.say(line)
                 told, last = line, time.monotonic()
             if found.status != RunStatus.RUNNING:
+                if not (console.is_terminal or json) and (last_best := find_best(store, run=run)):
+                    _print_best(console, last_best, db)
                 break
             time.sleep(_WATCHED_EVERY_S)
 
@@ -181,7 +184,7 @@ def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:
             "status": r.status,
             ">tried": r.evaluations,
             ">passed": r.passed - r.refused_in_finals,
-            ">time": duration(r.elapsed_s),
+            ">time": "-" if r.status == RunStatus.RUNNING and not r.elapsed_s else duration(r.elapsed_s),
             ">best": _speedup_of(r.best[0]) if r.best else "-",
             "started": f"{r.created[:16].replace('T', ' ')} UTC",
         }
@@ -409,9 +412,11 @@ def _costs(store: Store, run: RunFinals) -> list[str]:
     busy = min(1.0, device_s * run.evaluations / max(run.elapsed_s, 1e-9))
     parts = {"gate": gate_s, "timing": timing_s, "else": max(0.0, device_s - gate_s - timing_s)}
     split = ", ".join(f"{what} {duration(seconds)}" for what, seconds in parts.items())
+    built = f"{duration(building_s)} to build and " if building_s else ""
+    cached = "" if building_s else ", built from the cache,"
     return [
-        f"a candidate took on average {duration(building_s)} to build and {duration(device_s)} on the device ({split}); the"
-        f" device was busy {busy:.0%} of the time"
+        f"a candidate{cached} took on average {built}{duration(device_s)} on the device ({split}); the device was busy"
+        f" {busy:.0%} of the time"
     ]
 
 
@@ -447,7 +452,9 @@ def _print_finals(console: Terminal, run: RunFinals, db: str) -> None:
             console.say(f"finalist {short(f.id)} #{f.order} was refused: {why}", "red")
     if any(held.winner for held in run.finals):
         console.say(
-            "behind: the winner's gain over this one in the race of all finalists; a tie if its interval holds 1",
+            "first table of a workload: the race of all finalists, on other data than the search's, which decides who wins"
+            " (where other programs disturbed it, the search does). behind: the winner's gain over this one in that race; a"
+            " tie if its interval holds 1",
             "dim",
         )
     timed = [t for h in run.finals for t in (*h.finalists, *h.baselines, h.confirmed, h.hot) if t is not None]
@@ -500,7 +507,8 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals, resume: str) ->
         console.say(f"{held.not_confirmed}; {short(held.winner)} may be wrong there", "bold red")
     if again is None:
         console.say(
-            f"{short(held.winner)}: {TOO_BUSY}. To time it again when the machine is quiet:  {resume}",
+            f"{short(held.winner)} ran once more ({median(held.disturbed_us, True)}): {TOO_BUSY}. To time it again when the"
+            f" machine is quiet:  {resume}",
             "bold yellow",
         )
         for remark in held.remarks:

@@ -109,8 +109,8 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
     last = max((t.round for t in record.timings), default=0)
     if record.winner and any(t.disturbed for t in record.timings if t.round == last and t.protocol != "hot"):
         return (
-            f"{name}: the machine was too busy to measure it, so that a short race decides wherever it is to serve; to time"
-            f" it first, on a quiet machine: {command_line(db, 'resume', record.run)}"
+            f"{name}: the machine was too busy to measure it, so each program that uses the export first times it against"
+            f" PyTorch and takes the faster; to measure it now, on a quiet machine: {command_line(db, 'resume', record.run)}"
         )
     if record.winner or (winner is not None and record.finals):
         return ""

@@ -62,12 +62,15 @@ def _rounded(value: Any) -> Any:
 def _record(result: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """The provenance of a winner, as far as `timing_of` and `figures_of` read it."""
     record = {"candidate": result["candidate"], "device": table["device"], "created": table["date"].isoformat()}
-    if "speedup" not in result or "time_us" not in result:
+    disturbed = result.get("disturbed", False)
+    if "time_us" not in result or not (disturbed or "speedup" in result):
         return record
     us, stage = result["time_us"], result.get("stage", "final")
+    ratio = us / result.get("torch_us", us) if disturbed else 1 / result["speedup"]
     low, high = (1 / s for s in reversed(result.get("interval") or [math.inf, math.inf]))
     limits = {"ratio_low": low, "ratio_high": high} if low else {"ratio_low": None, "ratio_high": None}
-    own = {"contender": "candidate", "protocol": stage, "stage": stage, "median_us": us, "ratio": 1 / result["speedup"]}
+    own = {"contender": "candidate", "protocol": stage, "stage": stage, "median_us": us, "ratio": ratio}
+    own["clocks"] = {"disturbed": float(disturbed)}
     torch = {"contender": "torch", "protocol": stage, "median_us": result.get("torch_us"), "ratio": None}
     control = {"contender": AA_CONTROL, "protocol": stage, "ratio": 1.0, "clocks": {"noise_floor": result.get("noise")}}
     return record | {"timings": [own | limits], "baselines": [torch, *([control] if "noise" in result else [])]}

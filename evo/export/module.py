@@ -60,7 +60,7 @@ What no variant serves is left to PyTorch. Found and written by evo {version}; m
 
 
 def _advice(out: Path) -> list[str]:
-    busy = "too busy to be measured"
+    busy = "right, its time not known (the machine was too busy)"
     variants = read_manifest(out / MANIFEST)["variants"]
     number = Counter((v["arch"], busy if (v["timing"] or {}).get("disturbed") else v["standing"]) for v in variants)
     run = f"python -m {out.name}"

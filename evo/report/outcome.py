@@ -17,7 +17,7 @@ from evo.lineage.store import Store
 from evo.problem.kernel import FUNCTION_FILES, Kernel, Workload
 from evo.report.progress import LONG_S, STAGES, busy_share, incidents_text
 from evo.report.terminal import Terminal, brief_workload, speedup, timing_record
-from evo.report.text import TOO_BUSY, counted, cover_line, no_winner, reference_of, short, timed
+from evo.report.text import counted, cover_line, no_winner, reference_of, short, timed
 from evo.search.finals import Finalist
 from evo.search.loop import Progress
 from evo.search.run import Outcome
@@ -134,7 +134,13 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
         console.say(f"{won} of {len(held)} workloads have a winner{busy}{rest}")
         for name, one in {"best": sure[0], "worst": sure[-1]}.items() if sure else ():
             console.say(f"{name} {_in_one_line(names[one.task], one)}")
-    if len(held) > 1 and run.cover is None and (beside := next((h.baselines for h in held if h.baselines), ())):
+    confirmed = any(h.confirmed is not None for h in held)
+    if not confirmed and any(h.winner for h in held):
+        again = command_line(db, "resume", run.name)
+        why = "no speed-up was shown, for other programs disturbed the race"
+        console.say(f"{why}; on a quiet machine run:  {again}", "bold")
+    beside = next((h.baselines for h in held if h.baselines), ())
+    if confirmed and len(held) > 1 and run.cover is None and beside:
         others = "".join(f", beside {t.contender}" for t in beside if t.ratio is not None)
         console.say(f"speed-up over {reference_of(beside)} with its interval, ± noise floor{others}", "dim")
     refused = f", {len(run.refused_in_finals)} of them refused by the finals" if run.refused_in_finals else ""
@@ -144,7 +150,7 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, ker
     )
     following: list[tuple[str, ...]] = [("show", run.name)]
     if winners := [h for h in run.finals if h.winner]:
-        if any(h.confirmed is None for h in winners):
+        if confirmed and any(h.confirmed is None for h in winners):
             following = [("resume", run.name), *following]
         if any((kernel.folder / file).is_file() for file in FUNCTION_FILES):
             following.append(("export", run.name, "--out", f"my_{kernel.name}"))
@@ -182,9 +188,7 @@ def _print_only(
     if held.not_confirmed:
         console.say(held.not_confirmed, "bold red")
     if found is None:
-        what, _, why = TOO_BUSY.partition(": ")
-        console.say(f"{winner}: {what}{unchecked}", "bold yellow")
-        console.say(why)
+        console.say(f"{winner}: too busy to measure{unchecked}", "bold yellow")
         return
     console.say(f"{winner}: {timed(found.median_us)}{unchecked}", "bold")
     tie = speedup(found.ratio, held.noise_floor) == "tie"
@@ -196,7 +200,7 @@ def _print_only(
 def _in_one_line(name: str, held: WorkloadFinals) -> str:
     if held.winner is None:
         return f"{name}: no winner"
-    found = f"{name}: {short(held.winner)}"
+    found = f"{name}: candidate {short(held.winner)}"
     if held.confirmed is None:
         return f"{found}, too busy to measure"
     doubt = ", not confirmed" if held.not_confirmed else ""

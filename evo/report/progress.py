@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class PlainLines(nullcontext[None]):
         super().__init__()
         self._console, self._workloads = console, workloads
         self._improvements, self._timer = 0, LineTimer()
+        self._prepares: int | None = None
+        """The number of finished candidates when it was last said that the device is prepared; None if it is not."""
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -94,6 +97,11 @@ class PlainLines(nullcontext[None]):
             self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {_about(found)} PyTorch")
         self._improvements = len(progress.improvements)
         if self._timer.is_due():
+            _, work = progress.waiting or (None, None)
+            preparing = not progress.begun or (work is not None and work.stage == "ready")
+            said, self._prepares = self._prepares, progress.finished if preparing else None
+            if preparing and said == self._prepares:
+                return  # it has been said
             parts = (_best(progress, self._workloads), _counts(progress), _waiting(progress))
             self.say(f"{progress.elapsed_s:7.1f} s  {' | '.join(filter(None, parts))}")
 
@@ -201,9 +209,8 @@ class LiveScreen:
 
             def __rich__(self) -> Table:
                 since_s = time.monotonic() - began
-                left_s = max(1.0, step.left_s - since_s)
                 spent_s = step.spent_s + since_s
-                return _bar(spent_s / (spent_s + left_s), f"about {duration(round(left_s))} left")
+                return _bar(spent_s / (spent_s + max(1.0, step.left_s - since_s)), _left(step, since_s))
 
         self._draw(Group(self._best, Text(), Countdown(), Text(f"finals of {workload}: {step.text}")), refresh=True)
 
@@ -241,10 +248,11 @@ class LiveScreen:
 
 
 class CheckLines:
-    """Prints the progress of a check on stderr. what: the things that are counted, in the plural."""
+    """Prints the progress of a check on stderr, as far as it has changed. what: the things that are counted, in the plural.
+    """
 
     def __init__(self, what: str) -> None:
-        self._what, self._timer = what, LineTimer()
+        self._what, self._timer, self._last = what, LineTimer(), ""
 
     def __call__(self, done: int, count: int, work: InFlight | None, changes: Point) -> None:
         if not self._timer.is_due():
@@ -253,6 +261,9 @@ class CheckLines:
         if work is not None and work.seconds >= LONG_S:
             values = " ".join(f"{k}={v}" for k, v in changes.items())
             text += f"; waiting for {work.workload}{values and f' with {values}'}: {told(work)}"
+        elif not done or text == self._last:
+            return
+        self._last = text
         notice(text)
 
 
@@ -293,7 +304,14 @@ def _bar(share: float, left: str) -> Table:
 
 
 def _finals(step: Step, workload: str) -> str:
-    return f"finals of {workload}: {step.text}; about {duration(max(1, round(step.left_s)))} left"
+    return f"finals of {workload}: {step.text}; {_left(step)}"
+
+
+def _left(step: Step, since_s: float = 0.0) -> str:
+    """The time left, so many seconds after a step of finals has begun."""
+    left_s, most_s = (max(1.0, seconds - since_s) for seconds in (step.left_s, step.most_s))
+    most = f", {duration(round(most_s))} at most if other programs disturb them" if left_s < most_s < inf else ""
+    return f"about {duration(round(left_s))} left{most}"
 
 
 def busy_share(progress: Progress) -> float:

@@ -1,5 +1,5 @@
-"""What to try next, and which candidate won: the loop, its samplers and operators, the finals. Called, it searches: see
-`evo.api.search`."""
+"""evo.search(KERNEL, OPTION=...) searches and returns the run: help(evo.api.search) has the options. As a package: what to
+try next, and which candidate won: the loop, its samplers and operators, the finals."""
 
 import sys
 from importlib import import_module

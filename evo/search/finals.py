@@ -11,7 +11,7 @@ Finalists are compared with each other by the race that all of them ran in; the 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from statistics import fmean
 from time import monotonic
 
@@ -19,7 +19,7 @@ from evo.errors import EvoError
 from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Check, Evaluation, Status, Timing
 from evo.lineage import Stage
 from evo.measure import NO_MEMORY, NO_TIME
-from evo.measure.clock import noise_floor
+from evo.measure.clock import OVERTIME, noise_floor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.sanitize import Sanitized
@@ -37,8 +37,12 @@ _PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
 """How long finals wait for a quiet machine, all together: as a share of the search's time, and its limits."""
 _SHORT_PATIENCE = 2.0
 """So many times the search's time is waited at most where that is less than the least."""
+_LEAST_GATES_S = 30.0
+"""The gates of a workload's finalists, and that of its winner, have the time that its search had, and at least so long."""
 _USUAL_S = {"gate": 1.0, "last gate": 3.0, "race": 10.0}
 """Seconds of a step by its kind, as long as none of its kind has ended; a race has a limit, too."""
+_LONGEST_RACE_S = 20.0
+"""The limit of a race, however long the search was."""
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _WINNERS_MULTIPLE = 3
 """The winner meets so many times the random cases of a finalist, on top."""
@@ -90,24 +94,28 @@ class Finalist:
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A step that finals begin, such as "gate, finalist 3 of 8". spent_s, left_s: seconds of all finals before it, and from
-    it on, as far as the steps before tell. waits_s: seconds in which a disturbed race is held again at most; else 0."""
+    it on, as far as the steps before tell. waits_s: seconds in which a disturbed race is held again at most; else 0. most_s:
+    about the seconds that are left at most, on a machine that is busy with other programs."""
 
     workload: Workload
     text: str
     spent_s: float
     left_s: float
     waits_s: float = 0.0
+    most_s: float = 0.0
 
 
 Begins = Callable[[Step], None]
 
 
 class _Course:
-    """Tells of each step of finals when it begins. gates: number of finalists of each task."""
+    """Tells of each step of finals when it begins. gates: number of finalists of each task, which take `gates_s` at most.
+    waits_s: seconds for disturbed races."""
 
-    def __init__(self, begins: Begins, gates: Sequence[int], race_s: float) -> None:
+    def __init__(self, begins: Begins, gates: Sequence[int], gates_s: float, race_s: float, waits_s: float) -> None:
         tasks = sum(number > 0 for number in gates)
         self._begins, self._race_s, self._began = begins, race_s, monotonic()
+        self._most_s = waits_s + tasks * 2 * (gates_s + OVERTIME * min(race_s, _LONGEST_RACE_S))
         self._left = {"gate": sum(gates), "last gate": tasks, "race": 2 * tasks}
         self._took: dict[str, list[float]] = {kind: [] for kind in self._left}
         self._present: tuple[str, float] | None = None
@@ -131,7 +139,8 @@ class _Course:
         usual |= {kind: fmean(took) for kind, took in self._took.items() if took}
         left_s = waits_s + sum(number * usual[kind] for kind, number in self._left.items())
         spent_s = monotonic() - self._began
-        self._begins(Step(workload=workload, text=text, spent_s=spent_s, left_s=left_s, waits_s=waits_s))
+        most_s = max(left_s, self._most_s - spent_s)
+        self._begins(Step(workload=workload, text=text, spent_s=spent_s, left_s=left_s, waits_s=waits_s, most_s=most_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,16 +161,19 @@ def hold_all_finals(
     opened.executor.renew_device()
     spec = opened.run.spec
     workloads = len(spec.workloads)
-    race_s = search.elapsed_s / (_RACES * workloads)
+    race_s, gates_s = search.elapsed_s / (_RACES * workloads), max(search.elapsed_s / workloads, _LEAST_GATES_S)
     least_s = min(_LEAST_PATIENCE_S, _SHORT_PATIENCE * search.elapsed_s)
-    patience_s = min(max(_PATIENCE * search.elapsed_s, least_s), _MOST_PATIENCE_S) / workloads
-    course = _Course(begins, [min(count, len(search.elites(n))) for n in range(workloads)], race_s)
+    patience_s = min(max(_PATIENCE * search.elapsed_s, least_s), _MOST_PATIENCE_S)
+    gates_s = inf if spec.options.get("sanitize_finals") else gates_s  # whoever asks for that waits for it
+    gates = [min(count, len(search.elites(n))) for n in range(workloads)]
+    course = _Course(begins, gates, gates_s, race_s, patience_s)
     tasks = [
         replace(
             task,
+            gates_s=gates_s,
             race_s=race_s,
             reference_us=search.reference_us(n),
-            patience=Patience(left_s=patience_s, tell=course.wait),
+            patience=Patience(left_s=patience_s / workloads, tell=course.wait),
             begin=course.begin,
             check=opened.store.check,
         )
@@ -172,15 +184,17 @@ def hold_all_finals(
     held = []
     first = [build_all(task, search.elites(number)[:count]) for number, task in enumerate(tasks)]
     for number, (task, building) in enumerate(zip(tasks, first, strict=True)):
-        for batch in range(_BATCHES):
-            if batch:
-                building = build_all(task, search.elites(number)[batch * count :][:count])
+        met = 0
+        for _ in range(_BATCHES):
+            if met:
+                building = build_all(task, search.elites(number)[met : met + count])
                 if not building:
                     break  # no candidate is left
             finals = end_finals(task, *hold_race(task, building))
             _store(opened, number, finals, search.elapsed_s)
             if finals.winner or not finals.finalists:
                 break  # else all of these were refused, and the next best have their turn
+            met += len(finals.finalists)
         held.append(finals)
     return tuple(held)
 
@@ -232,14 +246,16 @@ def build_all(task: TaskExecutor, elites: Sequence[Candidate]) -> Building:
 
 
 def hold_race(task: TaskExecutor, building: Building) -> tuple[list[Finalist], tuple[Timing, ...]]:
-    """Gates and races the elites of one task: no timings where none passes. The device process must be fresh
-    (`Executor.renew_device`).
+    """Gates and races the elites of one task: no timings where none passes. Those whose gates would begin after `gates_s`
+    are left out, once one has passed. The device process must be fresh (`Executor.renew_device`).
 
     Raises EvoError if the race itself cannot be held, and what the task's `check` raises.
     """
-    finalists = []
+    finalists, ends_s = list[Finalist](), monotonic() + task.gates_s
     likely = task.check_memory(building[0][0].proposal.genome) if building and not task.sanitized else None
     for number, (candidate, futures) in enumerate(building, 1):
+        if monotonic() > ends_s and any(f.passed for f in finalists):
+            break
         task.begin(task.workload, "gate", f"gate, finalist {number} of {len(building)}")
         builds = [(t, task.awaited(future)) for t, future in futures]
         verdict = _gate(candidate.proposal.genome, builds)

@@ -59,6 +59,8 @@ class TaskExecutor(TaskData):
     """Whether all finalists are run under the device's memory checker, and not the winner alone."""
     sanitizing_s: float = _FINALIST_SANITIZED_S
     """The seconds that this may take."""
+    gates_s: float = math.inf
+    """The seconds after which finals gate no further finalist, once one has passed."""
     race_s: float = math.inf
     """The seconds that a race takes at most."""
     reference_us: float = math.inf

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from evo.evaluation import FINALIST, Evaluation, Timing
 from evo.lineage import RunStatus, Stage
+from evo.lineage import models as m
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.report.terminal import time_cells, timing_record
@@ -102,6 +104,32 @@ def test_a_disturbed_final_is_marked_wherever_its_figure_is_printed(
     assert [t["disturbed"] for t in shown["timings"]] == [False, False, disturbed, False]
     assert [t["disturbed"] for t in shown["final_races"][0]["timings"]] == [disturbed] * 3
     assert [step["disturbed"] for step in recorded.document("lineage", recorded.ids[1])] == [False, False]
+
+
+def test_a_winner_whose_race_was_disturbed_has_the_same_time_in_every_command(record: Record) -> None:
+    recorded = record(BUSY)
+    with Store.open(recorded.db, write=True) as store, store.transaction() as connection:
+        confirming = (m.Timing.contender == "candidate", m.Timing.round == 1)
+        connection.execute(update(m.Timing).where(*confirming).values(median_us=18.0))
+        connection.execute(update(m.Build).values(cached=True))
+    time = "18 us !"
+    shown = recorded.ask("show", "mine").out
+    assert f"{recorded.ids[0][:10]} ran once more ({time}): too busy to measure: " in shown
+    assert shown.count("the race of all finalists, on other data than the search's, which decides who wins") == 1
+    assert f"; {time} in the final" in recorded.ask("explain", recorded.ids[0]).out
+    assert time in recorded.ask("best").out
+    assert "a candidate, built from the cache, took on average " in shown
+
+
+def test_a_run_is_followed_to_its_end_and_listed_with_the_words_of_the_others(record: Record) -> None:
+    recorded = record(CALM)
+    told = recorded.ask("watch", "mine").out.splitlines()
+    assert told[0] == "mine: finished, 3 candidates (3 passed the search)"
+    assert told[1:] == recorded.ask("best", "--run", "mine").out.splitlines()
+    with Store.open(recorded.db, write=True) as store:
+        run = store.create_run(replace(s.SPEC, name="new"), s.ENVIRONMENT)
+        store.set_status(run, RunStatus.RUNNING, elapsed_s=0.0)
+        assert "0 ms" not in recorded.ask("runs").out
 
 
 def test_a_candidate_that_was_disturbed_in_the_search_has_no_score_and_no_figure(record: Record) -> None:

@@ -202,9 +202,9 @@ def test_what_a_check_waits_for_is_said_on_stderr_once_it_takes_long(
     monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
     genome, changes = Genome.of({"mode": "honest"}), {"mode": "honest"}
     tell = CheckLines("branches")
-    for seconds in (0.5, 4.0):
+    for done, seconds in ((0, 0.2), (3, 0.5), (3, 0.7), (3, 4.0)):
         work = InFlight(genome=genome, workload=OWN, stage="gate", seconds=seconds, left_s=30 - seconds)
-        tell(3, 18, work, changes)
+        tell(done, 18, work, changes)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (

@@ -90,6 +90,17 @@ def test_a_clone_makes_the_same_package_from_the_file(searched: Path, evo: Calla
             assert w["record"]["baselines"][1]["clocks"].keys() == {"noise_floor"}
 
 
+def test_a_result_whose_race_was_disturbed_stays_that_when_the_package_is_made_again(
+    repository: Path, evo: Callable[..., Ended]
+) -> None:
+    figures = r"\1\ntime_us = 9.0\ntorch_us = 12.0\ndisturbed = true\n"
+    edit(repository / "kept/mine.tuned.toml", (r"(candidate = .*)\n(?:[a-z_]+ = .*\n)*", figures))
+    ended = evo("rebuild", "kept/mine.tuned.toml")
+    assert "built for native: 2 right, its time not known (the machine was too busy)" in ended.out
+    timings = [v["timing"] for v in manifest_of(Path("exported/mine"))["variants"]]
+    assert [(t["disturbed"], t["median_us"], t["torch_us"]) for t in timings] == [(True, 9.0, 12.0)] * 2
+
+
 def test_a_check_finds_a_wrong_kernel_a_lost_point_and_a_slower_one(
     repository: Path, evo: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -445,7 +445,8 @@ def test_finals_wait_for_a_quiet_machine_for_a_while_and_then_confirm_nothing(
     fastest = f"candidate {held.winner.candidate.order}"
     assert told[5:] == [f"gate of the fastest, {fastest}, with more cases", f"race that confirms {fastest}"]
     assert [s.spent_s for s in steps] == sorted(s.spent_s for s in steps)
-    assert all(s.left_s > 0 for s in steps)
+    assert all(0 < s.left_s <= s.most_s for s in steps)
+    assert [s.most_s for s in steps] == sorted((s.most_s for s in steps), reverse=True)
     assert len(waits) == 2 if confirmed else len(waits) > 2
     assert all(0 < s <= 1.0 for s in waits)
     assert waits == sorted(waits, reverse=True)
@@ -456,6 +457,24 @@ def test_finals_wait_for_a_quiet_machine_for_a_while_and_then_confirm_nothing(
     assert (best.speedup is None) is not confirmed
     (finals,) = read_run_finals(store, run.name).finals
     assert (finals.winner is not None, finals.confirmed is not None, finals.disturbed) == (True, confirmed, not confirmed)
+
+
+def test_finalists_whose_gates_take_too_long_are_left_out_once_one_has_passed(store: Store) -> None:
+    met = list[Genome]()
+
+    def change(request: Request | RaceRequest, found: Any) -> Any:
+        if isinstance(request, RaceRequest) or isinstance(found, Build):
+            return found
+        met.append(request.genome)
+        return replace(found, status=Status.WRONG) if request.genome == met[0] else found
+
+    found, _, run = search(configure(60), store, LandscapeExecutor(6))
+    executor = LandscapeExecutor(1, change=change)
+    (task,) = tasks_of(run.spec, KERNEL, executor, Stage.FINAL)
+    finalists, timings = hold_race(replace(task, gates_s=0.0), build_all(task, found.elites(0)[:4]))
+    executor.close()
+    assert [f.passed for f in finalists] == [False, True]
+    assert {t.contender for t in timings} >= {finalists[1].name}
 
 
 def test_races_that_wait_for_a_quiet_machine_take_no_longer_than_was_told() -> None:

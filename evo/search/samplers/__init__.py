@@ -74,7 +74,7 @@ class _Own:
     """A sampler of a file of one's own. What goes wrong in it is said with its line."""
 
     def __init__(self, name: str, make: SamplerFactory, space: Space, seed: int, options: Mapping[str, object]) -> None:
-        self._name = name
+        self._name, self._proposed = name, set[Genome]()
         self._sampler: Any = self._call(make, (space, seed, options))
         if lacking := [call for call in _CALLS if not hasattr(self._sampler, call)]:
             raise UsageError(f"{name}: SAMPLER makes {self._sampler!r}, which has no {lacking[0]}")
@@ -83,9 +83,13 @@ class _Own:
         proposal = self._call(self._sampler.ask, (order,))
         if not isinstance(proposal, Proposal):
             raise UsageError(f"{self._name}: ask must return a Proposal, got {proposal!r}")
+        if proposal.genome in self._proposed:
+            raise UsageError(f"{self._name}: ask proposed {proposal.genome} again; it must propose a genome once only")
+        self._proposed.add(proposal.genome)
         return proposal
 
     def adopt(self, order: int, migrant: Proposal) -> None:
+        self._proposed.add(migrant.genome)
         self._call(self._sampler.adopt, (order, migrant))
 
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
@@ -105,17 +109,19 @@ def read_options(sampler: str, config: type[Config], options: Mapping[str, objec
 
     Raises UnknownNameError or UsageError.
     """
-    defaults = {f.name: f.default for f in fields(config)}
+    defaults, read = {f.name: f.default for f in fields(config)}, dict(options)
     for name, value in options.items():
         if name not in defaults:
             raise UnknownNameError(f"option of sampler {sampler}", name, defaults)
         wanted = type(defaults[name])
-        if type(value) is not wanted:  # a bool is an int to isinstance
+        if wanted is float and type(value) is int:
+            read[name] = float(value)
+        elif type(value) is not wanted:  # a bool is an int to isinstance
             raise UsageError(
                 f"option {name!r} of sampler {sampler} must be of type {wanted.__name__}, such as"
                 f" {defaults[name]}; got {value!r}"
             )
-    return config(**options)
+    return config(**read)
 
 
 def at_least(config: DataclassInstance, low: int, *names: str) -> None:

@@ -79,6 +79,19 @@ def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, told: str) -> N
     assert "\n" not in str(raised.value)
 
 
+def test_a_sampler_that_proposes_a_genome_twice_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE.replace("self.inner.ask(order)", "vars(self).setdefault('one', self.inner.ask(0))"))
+    made = find_sampler(str(path))(tiled_space(), 3, {})
+    made.ask(0)
+    with pytest.raises(UsageError, match=rf"^{path}: ask proposed .* again; it must propose a genome once only"):
+        made.ask(1)
+
+
+def test_whole_numbers_are_floats_where_options_are_such() -> None:
+    assert operators_of(weights__mutation=1) == operators_of(weights__mutation=1.0)
+
+
 def test_a_file_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"^cannot read the sampler's file {tmp_path}/no.py: No such file"):
         find_sampler(f"{tmp_path}/no.py")
