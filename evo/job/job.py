@@ -12,7 +12,7 @@ from evo.discovery import full_path
 from evo.errors import DeviceError, UnknownNameError, UsageError
 from evo.executors import AskedTarget, Executor
 from evo.executors._worker import run_with_kernel
-from evo.job.values import check_seed, draw_seed, own_files, read_sampler_options, split_pairs
+from evo.job.values import check_seed, draw_seed, own_files, prefix_of, read_sampler_options, split_pairs
 from evo.lineage import RunSpec
 from evo.lineage.write import check_run_name
 from evo.measure.cases import missing_kinds
@@ -172,6 +172,7 @@ def make_job(kernel: str | Path | Kernel, told: Mapping[str, object]) -> Job:
         kernel = kernel.folder
     problem = load_kernel(name := os.fspath(kernel))
     target = choose_target(problem, given.get("target"), given.get("arch"), place)
+    sampler, own = full_path(given.get("sampler", Job.sampler)), read_sampler_options(given.get("sampler_options", {}))
     same = ("arch", "cold", "finalists", "sanitize_finals", "name")
     return Job(
         kernel=problem,
@@ -180,8 +181,8 @@ def make_job(kernel: str | Path | Kernel, told: Mapping[str, object]) -> Job:
         workloads=check_workloads(problem, target, given.get("workloads", ()), given.get("cover", ())),
         cover="cover" in given,
         budget=budget,
-        sampler=full_path(given.get("sampler", Job.sampler)),
-        sampler_options=read_sampler_options(given.get("sampler_options", {})),
+        sampler=sampler,
+        sampler_options={n.removeprefix(prefix_of(sampler)): v for n, v in own.items()},
         seed=draw_seed(given.get("seed")),
         fixed=fix if isinstance(fix := given.get("fix", {}), Mapping) else split_pairs(fix, "--fix"),
         starts=given.get("start", ()),

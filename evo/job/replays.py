@@ -28,7 +28,7 @@ from evo.analysis.replay import replay as replay_once
 from evo.analysis.scores import Replayed, Score, judge, mean_of
 from evo.discovery import plugin_names
 from evo.errors import EvoError, UsageError
-from evo.job.values import check_seed, own_files, read_sampler_options
+from evo.job.values import check_seed, own_files, prefix_of, read_sampler_options
 from evo.lineage.database import check_folder
 from evo.report.progress import LINE_EVERY_S, LineTimer
 from evo.report.terminal import handling, notice
@@ -113,14 +113,14 @@ def _digest(path: Path) -> str:
 def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str, dict[str, object]]:
     """The options of each sampler, which a file of one's own is by its name without .py. Raises UsageError for an option
     that names none of them."""
-    prefixes = {Path(name).stem if name.endswith(".py") else name: name for name in names}
+    prefixes = {prefix_of(name): name for name in names}
     found: dict[str, dict[str, object]] = {name: {} for name in names}
     for key, value in options.items():
-        prefix = next((p for p in prefixes if key.startswith(f"{p}.") and len(key) > len(p) + 1), None)
+        prefix = next((p for p in prefixes if key.startswith(p) and len(key) > len(p)), None)
         if prefix is None:
-            told = f"sampler option {key} is of none of the samplers that are replayed ({', '.join(prefixes)})"
-            raise UsageError(f"{told}; write SAMPLER.NAME=VALUE, e.g. {next(iter(prefixes))}.NAME=4")
-        found[prefixes[prefix]][key.removeprefix(f"{prefix}.")] = value
+            told = f"sampler option {key} is of none of the samplers that are replayed ({', '.join(names)})"
+            raise UsageError(f"{told}; write SAMPLER.NAME=VALUE, e.g. {next(iter(prefixes))}NAME=4")
+        found[prefixes[prefix]][key.removeprefix(prefix)] = value
     return found
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from evo.discovery import file_digests, full_path
@@ -66,6 +67,12 @@ def split_pairs(texts: Iterable[str], option: str) -> dict[str, Any]:
             raise UsageError(f"{option} {text!r} is not NAME=VALUE")
         pairs[name] = value
     return pairs
+
+
+def prefix_of(sampler: str) -> str:
+    """What stands before the names of a sampler's options where there are several; a file of one's own is named without
+    its ending."""
+    return f"{Path(sampler).stem if sampler.endswith('.py') else sampler}."
 
 
 def read_sampler_options(written: Mapping[str, object]) -> dict[str, object]:

@@ -22,7 +22,7 @@ TYPED = {
     "workloads": ["n=5,dtype=float32"],
     "budget": "1m",
     "patience": 7,
-    "sampler_options": {"population": "9"},
+    "sampler_options": {"evolution.population": "9"},
     "seed": 3,
     "fix": ["unroll=4"],
     "on": "local",

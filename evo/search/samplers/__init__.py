@@ -104,15 +104,18 @@ class _Own:
             raise fault(self._name, error) from error
 
 
-def read_options(sampler: str, config: type[Config], options: Mapping[str, object]) -> Config:
-    """`config` with its defaults replaced by `options`, whose values must have the defaults' types.
+def read_options(
+    sampler: str, config: type[Config], options: Mapping[str, object], others: Sequence[str] = ()
+) -> Config:
+    """`config` with its defaults replaced by `options`, whose values must have the defaults' types. others: further names
+    that the sampler knows.
 
     Raises UnknownNameError or UsageError.
     """
     defaults, read = {f.name: f.default for f in fields(config)}, dict(options)
     for name, value in options.items():
         if name not in defaults:
-            raise UnknownNameError(f"option of sampler {sampler}", name, defaults)
+            raise UnknownNameError(f"option of sampler {sampler}", name, [*defaults, *others])
         wanted = type(defaults[name])
         if wanted is float and type(value) is int:
             read[name] = float(value)

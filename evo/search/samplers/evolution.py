@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from evo.discovery import plugin_names
 from evo.evaluation import Parent, Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Parameter, Space, Value
@@ -64,7 +65,7 @@ class EvolutionSampler:
     def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:
         weights = {key: value for key, value in options.items() if key.startswith(_WEIGHTS)}
         own = {key: value for key, value in options.items() if key not in weights}
-        self._config = read_options("evolution", EvolutionConfig, own)
+        self._config = read_options("evolution", EvolutionConfig, own, [f"{_WEIGHTS}{n}" for n in plugin_names("operator")])
         named = {key.removeprefix(_WEIGHTS): value for key, value in weights.items()}
         self._operators = weigh_operators(self._config.operators, named)
         self._space = space

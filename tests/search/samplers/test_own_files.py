@@ -88,6 +88,12 @@ def test_a_sampler_that_proposes_a_genome_twice_is_one_sentence(tmp_path: Path) 
         made.ask(1)
 
 
+def test_a_weight_is_known_by_its_name() -> None:
+    said = r"unknown option of sampler evolution 'mutation'; did you mean weights\.mutation or"
+    with pytest.raises(UsageError, match=said):
+        operators_of(mutation=0)
+
+
 def test_whole_numbers_are_floats_where_options_are_such() -> None:
     assert operators_of(weights__mutation=1) == operators_of(weights__mutation=1.0)
 
