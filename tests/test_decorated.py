@@ -9,6 +9,7 @@ import linecache
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,37 @@ def test_a_cell_is_searched_called_from_threads_and_exported(
     assert torch.allclose(again(x), x * 2.5)
     known = len(list(scale.folder().glob("packages/*/*")))
     assert known == (1 if best.unconfirmed else 2), "what was known before is used, and nothing written anew"
+
+
+MACROS = """
+#define THREADS 2
+#define CHUNK 4096
+extern "C" void f(const float* x, float* y, int n) {
+#pragma omp parallel for num_threads(THREADS) schedule(static, CHUNK)
+    for (int i = 0; i < n; ++i) y[i] = x[i];
+}
+"""
+CHUNKS = (1024, 4096, 16384, 65536)
+
+
+@pytest.mark.parametrize(
+    ("space", "cores", "parameters", "default"),
+    [
+        ({}, 4, {"THREADS": (1, 2, 4), "CHUNK": (1024, 4096, 8192, 65536)}, {"THREADS": 2, "CHUNK": 4096}),
+        ({}, 1, {"THREADS": (1,), "CHUNK": (1024, 4096, 8192, 65536)}, {"THREADS": 1, "CHUNK": 4096}),
+        ({"THREADS": (1, 2), "CHUNK": CHUNKS}, 4, {"THREADS": (1, 2), "CHUNK": CHUNKS}, {"THREADS": 2, "CHUNK": 4096}),
+        ({"chunk": (64, 128)}, 1, {"THREADS": (1,), "chunk": (64, 128)}, {"THREADS": 1, "chunk": 128}),
+    ],
+)
+def test_a_macro_of_a_source_for_the_cpu_is_one_parameter_with_its_value_as_default(
+    space: dict[str, tuple[int, ...]], cores: int, parameters: dict[str, tuple[int, ...]], default: dict[str, int]
+) -> None:
+    decorated = evo.kernel(space=space)(defined(f"def f(x):\n    '''{MACROS}'''\n    return x.clone()"))
+    kernel = load_kernel(str(decorated.folder()))
+    limits = replace(find_target("cpu").limits("native"), multiprocessors=cores)
+    found = kernel.space("cpu", kernel.example("cpu"), limits)
+    assert {p.name: p.values for p in found.parameters} == parameters
+    assert (found.default, kernel.compile_time_dims) == (default, {"cpu": ()})
 
 
 def test_two_axes_are_served_only_where_the_body_computes_each_element_for_itself() -> None:

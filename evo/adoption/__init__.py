@@ -1,4 +1,4 @@
-"""What a CUDA source shows of the kernel in it: its arguments and their roles, its choices, its launch."""
+"""What a source shows of the kernel in it: its arguments and their roles, its choices and, in CUDA, its launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 from jinja2.meta import find_undeclared_variables
 
-from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, bounds_of, geometry_of, in_python, number_of
+from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, bounds_of, geometry_of, in_python, numbers_of
 from evo.adoption.roles import Role, roles_of
 from evo.errors import CompileError, TemplateError, UnknownNameError, UsageError, error_line
 from evo.problem.constants import as_parameters, host_filled
@@ -24,8 +24,12 @@ from evo.problem.space import Value
 from evo.targets import compile_source, find_target
 
 NOTATION = next(n for n in own_notations() if n.declares_kernels)
-"""The language whose sources can be adopted."""
+"""The language of the kernels for a GPU that can be adopted."""
 (TARGET,) = NOTATION.targets
+_PLAIN_CODE = next(n for n in own_notations() if n.plain and not n.declares_kernels)
+(CPU,) = _PLAIN_CODE.targets
+FILES = {TARGET: f"{TARGET}{NOTATION.suffix}", CPU: f"{CPU}{_PLAIN_CODE.suffix}"}
+"""What a source is called in the folder of a kernel, by target."""
 ARCH = find_target(TARGET).example_arch
 
 _THREADS = re.compile(
@@ -49,6 +53,7 @@ _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
 _MASK = 1 << 26
 """From this on a number is no size."""
 _IN_C = re.compile(r'extern\s+"C"\s+void')
+_CHUNKS = (1024, 8192, 65536)
 FLOATS = ("float32", "opmath")
 """Dtypes of scalars that are options: a double is one of the problem's where that is of doubles."""
 BEFORE = "_before"
@@ -60,6 +65,7 @@ class Adopted:
     """A kernel of a file, as its kernel.py states it."""
 
     entry: str
+    target: str
     dtypes: tuple[str, ...]
     arguments: tuple[Argument, ...]
     dimensions: tuple[str, ...]
@@ -69,7 +75,9 @@ class Adopted:
     """Dimensions that are macros."""
     options: Mapping[str, float] = field(default_factory=dict)
     parameters: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
-    default: Mapping[str, Value] = field(default_factory=dict)
+    """Values by name; those of the number of a CPU's threads are empty, as they depend on the machine."""
+    default: Mapping[str, Value | None] = field(default_factory=dict)
+    """None for a number of a CPU's threads that the source does not show."""
     threads: str = ""
     """Threads of a block, in Python; empty where the file does not show it."""
     tiles: str = ""
@@ -98,10 +106,10 @@ class Adopted:
         return "".join(f"{{% set {name} = {value} %}}\n" for name, value in given.items()) + linked
 
 
-def adopt(file: Path, entry: str | None, *, on_cpu: bool = False) -> Adopted:
-    """The kernel of a file, or the one that `entry` names of several. on_cpu: it is C++, whose kernels are the functions
-    with extern "C", and is not compiled. Raises UsageError for a source that is no kernel or does not compile, DeviceError
-    without a compiler."""
+def adopt(file: Path, entry: str | None, target: str = "") -> Adopted:
+    """The kernel of a file, or the one that `entry` names of several. target: what the file declares if left out; in C++ for
+    the CPU, which is not compiled, kernels are the functions with extern "C". Raises UsageError for a source that is no
+    kernel or does not compile, DeviceError without a compiler."""
     try:
         text, filled = text_of(file), dict[str, str | int]()
         if re.search(r"\{\{|\{%", text):
@@ -109,16 +117,20 @@ def adopt(file: Path, entry: str | None, *, on_cpu: bool = False) -> Adopted:
     except (TemplateError, jinja2.TemplateError) as error:
         what = f"{file} is no Jinja template: " if isinstance(error, jinja2.TemplateError) else ""
         raise UsageError(f"--cu {what}{error}") from None
-    source = read_source(_IN_C.sub("__global__ void", text) if on_cpu else text)
+    source = read_source(text)
+    if target == CPU or not (target or source.entry_points):
+        target, source = CPU, read_source(_IN_C.sub("__global__ void", text))
     known = list(source.entry_points)
     if not known:
-        declared = 'extern "C" void' if on_cpu else "__global__ void"
-        raise UsageError(f"--cu {file} has no entry point: a kernel is a function declared {declared} NAME(...)")
+        raise UsageError(
+            f"--cu {file} has no entry point: a kernel is a function declared __global__ void NAME(...), or, in C++ for the"
+            ' CPU, declared extern "C" void NAME(...)'
+        )
     if entry is None and len(known) > 1:
         raise UsageError(f"--cu {file} has several entry points: choose one with --entry, of {', '.join(known)}")
     if entry is not None and entry not in known:
         raise UnknownNameError(f"entry point of {file}", entry, known)
-    return _Reading(file, source, source.entry_points[entry or known[0]], filled, on_cpu).adopted()
+    return _Reading(file, source, source.entry_points[entry or known[0]], filled, target or TARGET).adopted()
 
 
 def _rendered(text: str) -> tuple[str, dict[str, str | int]]:
@@ -133,10 +145,10 @@ class _Reading:
     """One kernel of a file."""
 
     def __init__(
-        self, file: Path, source: PlainSource, entry: EntryPoint, filled: Mapping[str, str | int], on_cpu: bool
+        self, file: Path, source: PlainSource, entry: EntryPoint, filled: Mapping[str, str | int], target: str
     ) -> None:
-        self._file, self._whole, self._filled, self._on_cpu = file, source, filled, on_cpu
-        self._part, self._left_out = source.part(entry.name, file.parent)
+        self._file, self._whole, self._filled, self._target = file, source, filled, target
+        self._part, self._left_out = source.part(entry.name, file.parent) if target == TARGET else (source, [])
         self._entry = self._part.entry_points[entry.name]
         self._constants = {c.name: c.sizes for c in host_filled(source, self._part)}
         if self._constants and filled:
@@ -166,7 +178,7 @@ class _Reading:
                 f"{self._file}: {self._entry.name} writes to none of its arguments: it has no result to search by"
             )
         choices, numbers = self._choices()
-        headers = () if self._on_cpu else self._compile(choices, numbers, unsure)
+        headers = self._beside() if self._target == CPU else self._compile(choices, numbers, unsure)
         scalars = [a.name for a in arguments if a.kind == "scalar" and a.dtype in ("int32", "int64")]
         dimensions = [*scalars, *numbers] or ["n"]
         geometry = geometry_of(self._whole, self._entry, [*scalars, *numbers], choices)
@@ -191,6 +203,7 @@ class _Reading:
         questions += [f"the dtype of {', '.join(unknown)}"] if unknown else []
         return Adopted(
             entry=self._entry.name,
+            target=self._target,
             dtypes=dtypes,
             arguments=tuple(
                 replace(a, shape=shapes[a.name], dtype="problem" if a.dtype in ("", *dtypes) else a.dtype)
@@ -202,7 +215,10 @@ class _Reading:
             fixed=tuple(numbers),
             options={a.name: 1.0 for a in arguments if a.kind == "scalar" and a.dtype in FLOATS},
             parameters=choices,
-            default={name: threads.get(name, self._default(name, values)) for name, values in choices.items()},
+            default={
+                name: threads.get(name, self._default(name, values) if values else numbers_of(self._part).get(name))
+                for name, values in choices.items()
+            },
             questions=(*questions, *unsure),
             left_out=() if self._filled else tuple(self._left_out),
             variables=self._filled,
@@ -286,13 +302,12 @@ class _Reading:
         """What is to be searched, and sizes of the problem that are macros: a large number, or one with a single letter as
         its name, or that the place of a thread is compared with, is rather a size than a choice."""
         bounds = bounds_of(self._part, self._entry, [d.name for d in self._part.definitions])
-        used, asked = self._handed.uses, self._part.asked(self._entry.name)
+        used, asked, known = self._handed.uses, self._part.asked(self._entry.name), numbers_of(self._part)
         defined = {d.name for d in self._part.definitions}
         bounds |= self._of_constants()
         found, sizes = {name: values_around(name, value) for name, value in self._guessed.items()}, dict[str, int]()
         for d in self._part.definitions:
-            number = number_of(d.value)
-            if d.follows or d.name not in used or _FACT.fullmatch(d.name) or number is None:
+            if d.follows or d.name not in used or _FACT.fullmatch(d.name) or (number := known.get(d.name)) is None:
                 continue
             if d.name in asked:
                 found[d.name] = tuple(sorted({number, 0, *asked[d.name]}))
@@ -309,12 +324,28 @@ class _Reading:
                 numbers = tuple(sorted({int(text) for text in self._instances(place) if text.isdigit()}))
                 usual = values_around(name, numbers[0] if numbers else _guess(name))
                 found[name] = (False, True) if kind == "bool" else numbers if len(numbers) > 1 else usual
+        if self._target == CPU:
+            if threads := self._whole.spelled("threads"):
+                found[threads] = ()
+            if chunk := self._whole.spelled("chunk"):
+                sizes.pop(chunk, None)
+                self._guessed.setdefault(chunk, _CHUNKS[1])
+                found[chunk] = tuple(sorted({*_CHUNKS, known.get(chunk, _CHUNKS[1])}))
         return found, sizes
 
     def _default(self, name: str, values: tuple[Value, ...]) -> Value:
-        own = (number_of(d.value) for d in self._part.definitions if d.name == name)
-        wanted: Value = next((n for n in own if n in values), None) or self._guessed.get(name, _guess(name))
-        return wanted if wanted in values else values[0]
+        own = numbers_of(self._part).get(name), self._guessed.get(name, _guess(name)), values[0]
+        return next(value for value in own if value is not None and value in values)
+
+    def _beside(self) -> tuple[str, ...]:
+        """The headers in the file's folder that it includes, and that these do."""
+        found, waiting = list[str](), [self._file.name]
+        while waiting:
+            text = text_of(self._file.parent / waiting.pop())
+            own = (n for n in re.findall(r'#\s*include\s*"([^"\n]+)"', text) if (self._file.parent / n).is_file())
+            found += (more := [n for n in own if n not in found])
+            waiting += more
+        return tuple(found)
 
     def _compile(
         self, choices: dict[str, tuple[Value, ...]], sizes: dict[str, int], unsure: list[str]

@@ -175,6 +175,11 @@ def number_of(text: str) -> int | None:
     return tree if isinstance(tree, int) else None
 
 
+def numbers_of(source: PlainSource) -> dict[str, int]:
+    """The whole numbers that a source defines, by name; of several the first."""
+    return {d.name: number for d in reversed(source.definitions) if (number := number_of(d.value)) is not None}
+
+
 def _cut(tree: Tree) -> tuple[Tree, Tree] | None:
     """What is cut into how large pieces, of a number of blocks."""
     if isinstance(tree, tuple) and tree[0] in ("min", "max"):  # of a grid that goes in steps

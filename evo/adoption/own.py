@@ -15,19 +15,14 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from evo.adoption import BEFORE, FLOATS, NOTATION, TARGET, Adopted, adopt, usual_sizes
+from evo.adoption import BEFORE, CPU, FILES, FLOATS, TARGET, Adopted, adopt, usual_sizes
 from evo.adoption.folder import rendered
+from evo.adoption.geometry import numbers_of
 from evo.errors import UsageError
 from evo.problem.kernel import DTYPE_BYTES, Argument
-from evo.problem.loading import own_notations
 from evo.problem.plain import read_source
 from evo.problem.space import Value
 
-_PLAIN_CODE = next(n for n in own_notations() if n.plain and not n.declares_kernels)
-(CPU,) = _PLAIN_CODE.targets
-_FILES = {TARGET: f"{TARGET}{NOTATION.suffix}", CPU: f"{CPU}{_PLAIN_CODE.suffix}"}
-_CPU_VALUES: Mapping[str, tuple[Value, ...]] = {"threads": (), "chunk": (1024, 8192, 65536)}
-"""Parameters that a source for the CPU has where it uses their names. Those of threads depend on the machine."""
 _SMALL = 1e-2
 """An option with a default from 0 to this is one that keeps from a division by 0: it is not negative."""
 _PLAIN = (bool, int, float, str, type(None))
@@ -63,7 +58,7 @@ class Stated:
     sizes: Mapping[str, str]
     fits: Mapping[str, str]
     spaces: Mapping[str, Mapping[str, tuple[Value, ...]]]
-    cpu_default: Mapping[str, Value | None]
+    defaults: Mapping[str, Mapping[str, Value | None]]
     dtypes: Mapping[str, tuple[str, ...]]
     workloads: Mapping[str, tuple[str, ...]]
     fixed: Mapping[str, tuple[str, ...]]
@@ -143,10 +138,10 @@ class Own:
         with tempfile.TemporaryDirectory(prefix="evo-own-") as folder:
             found = dict[str, Adopted]()
             for target, text in self.sources.items():
-                file = Path(folder, _FILES[target])
+                file = Path(folder, FILES[target])
                 file.write_text(text, encoding="utf-8")
                 try:
-                    found[target] = adopt(file, None, on_cpu=target == CPU)
+                    found[target] = adopt(file, None, target)
                 except UsageError as error:
                     raise self.fault(str(error).removeprefix("--cu ").replace(f"{file}", file.name)) from None
         self._check_given()
@@ -156,9 +151,11 @@ class Own:
         arguments, dimensions = self._shaped(k)
         k = replace(k, arguments=arguments, dimensions=dimensions, options=self.options, questions=())
         if TARGET in found:
-            k = self._launched(k)
+            found[TARGET] = k = self._launched(self._searched(TARGET, k))
+        if CPU in found:
+            found[CPU] = self._searched(CPU, replace(found[CPU], dimensions=dimensions))
         stated = self._stated(k, found)
-        sources = {_FILES[target]: f"{text}\n" for target, text in self.sources.items()}
+        sources = {FILES[target]: f"{text}\n" for target, text in self.sources.items()}
         facts = {"name": self.name, "file": "", "k": k, "own": stated}
         return {**rendered(facts, "kernel.py", "function.py"), **sources}
 
@@ -217,13 +214,8 @@ class Own:
         return tuple(made), tuple(known)
 
     def _launched(self, k: Adopted) -> Adopted:
-        """With what is given of the launch and of the parameters."""
-        given, names = self._given, {*self._given.space, *k.parameters}
-        parameters = {n: v for n, v in k.parameters.items() if n not in given.space and n not in k.dimensions}
-        asked = self._asked(TARGET) | {n for n in given.space if re.search(rf"\b{n}\b", f"{k.threads} {k.tiles}")}
-        parameters |= {n: tuple(v) for n, v in given.space.items() if n in asked}
-        default = {n: k.default[n] if k.default.get(n) in v else v[len(v) // 2] for n, v in parameters.items()}
-        threads, tiles, axes = k.threads, k.tiles, k.axes
+        """With what is given of the launch."""
+        given, names, threads, tiles, axes = self._given, {*k.parameters}, k.threads, k.tiles, k.axes
         if given.threads:
             several = (given.threads,) if isinstance(given.threads, int | str) else given.threads
             parts = [_of_point(part, names) for part in several]
@@ -237,7 +229,22 @@ class Own:
                 "its source does not show the grid: say how much of which dimension a block computes, as"
                 f' tiles=(("{k.dimensions[0]}", 1),), and threads=, its threads'
             )
-        return replace(k, parameters=parameters, default=default, threads=threads, tiles=tiles, axes=axes)
+        return replace(k, threads=threads, tiles=tiles, axes=axes)
+
+    def _searched(self, target: str, k: Adopted) -> Adopted:
+        """With the parameters that are given in the place of those that the source shows. What stands for one macro is one,
+        and what the source defines is its default if it is among the values."""
+        source, launch = read_source(self.sources[target]), {n: getattr(k, n) for n in ("threads", "tiles", "smem_bytes")}
+        asked = self._asked(target) | {n for n in self._given.space if re.search(rf"\b{n}\b", f"{k.threads} {k.tiles}")}
+        given = {n: tuple(v) for n, v in self._given.space.items() if n in asked}
+        macros, shown = {source.spelled(n) or n: n for n in given}, numbers_of(source)
+        parameters = {n: v for n, v in k.parameters.items() if n not in macros and n not in k.dimensions} | given
+        default = {n: k.default.get(n) for n in parameters}
+        for macro, n in macros.items():
+            usual = given[n][len(given[n]) // 2]
+            default[n] = next((v for v in (shown.get(macro), k.default.get(macro)) if v in given[n]), usual)
+            launch = {part: text.replace(f'point["{macro}"]', f'point["{n}"]') for part, text in launch.items()}
+        return replace(k, parameters=parameters, default=default, **launch)
 
     def _asked(self, target: str) -> set[str]:
         """Those of the space that the source for a target, or on a GPU what is given of the launch, uses."""
@@ -251,16 +258,6 @@ class Own:
         sources = {target: read_source(text) for target, text in self.sources.items()}
         scalars = {a.name for a in k.arguments if a.kind == "scalar"}
         fixed = {t: tuple(d for d in k.dimensions if d not in scalars and sources[t].spelled(d)) for t in found}
-        spaces, cpu_default = dict[str, Mapping[str, tuple[Value, ...]]](), dict[str, Value | None]()
-        if TARGET in found:
-            spaces[TARGET] = k.parameters
-        if CPU in found:
-            own = {n: v for n, v in found[CPU].parameters.items() if n not in k.dimensions}
-            own |= {n: v for n, v in _CPU_VALUES.items() if sources[CPU].spelled(n)}
-            own |= {n: tuple(self._given.space[n]) for n in self._asked(CPU)}
-            spaces[CPU] = own
-            known = found[CPU].default
-            cpu_default = {n: (known[n] if known.get(n) in v else v[len(v) // 2]) if v else None for n, v in own.items()}
         dtypes = {t: self._of(t, self._given.dtypes) or found[t].dtypes for t in found}
         if wrong := [d for ds in dtypes.values() for d in ds if d not in DTYPE_BYTES]:
             raise self.fault(f"{wrong[0]!r} is no dtype of a kernel: say dtypes=(...), of {', '.join(DTYPE_BYTES)}")
@@ -275,8 +272,8 @@ class Own:
             signature=self._signature(k),
             arguments=self._called(k),
             tensors={a.name: a.name.removesuffix(BEFORE) for a in k.arguments if a.kind == "input"},
-            spaces=spaces,
-            cpu_default=cpu_default,
+            spaces={t: kernel.parameters for t, kernel in found.items()},
+            defaults={t: kernel.default for t, kernel in found.items()},
             dtypes=dtypes,
             workloads=workloads,
             fixed=fixed if any(fixed.values()) else {},

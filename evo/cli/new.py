@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evo.adoption import ARCH, NOTATION, TARGET, adopt
+from evo.adoption import ARCH, CPU, FILES, TARGET, adopt
 from evo.adoption.folder import rendered
 from evo.cli.options import Json, answer
 from evo.errors import UsageError
@@ -16,17 +16,16 @@ from evo.report.terminal import Terminal
 from evo.targets import answers
 
 _STARTER = Path(__file__).with_name("_starter")
-_TEMPLATE = f"{TARGET}{NOTATION.suffix}"
 
 
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the kernel, and of the folder to make.")],
-    cu: Annotated[Path | None, typer.Option("--cu", metavar="FILE.cu", help="CUDA source to search.")] = None,
-    entry: Annotated[str | None, typer.Option(help="The __global__ function of a source that has several.")] = None,
+    cu: Annotated[Path | None, typer.Option("--cu", metavar="FILE.cu", help="Source to search, or C++ for the CPU.")] = None,
+    entry: Annotated[str | None, typer.Option(help="The kernel of a source that has several.")] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Copy the source instead of linking to it.")] = False,
     json: Json = False,
 ) -> None:
-    """Write the folder of a new kernel: a small complete one to change, or one around your own CUDA source."""
+    """Write the folder of a new kernel: a small complete one to change, or one around your own source."""
     folder = Path(name)
     if not (name.isascii() and name.isidentifier()):
         raise UsageError(f"{name!r} cannot be a kernel's name: use letters, digits and underscores, no digit first")
@@ -42,10 +41,12 @@ def new(
     files = rendered(facts, "kernel.py", "function.py")
     links = dict[str, Path]()
     if cu is not None and adopted is not None:
-        links = {_TEMPLATE: cu, **{header: cu.parent / header for header in adopted.headers}}
+        source = FILES[adopted.target]
+        links = {source: cu, **{header: cu.parent / header for header in adopted.headers}}
         if adopted.variables:
-            files[f"{_TEMPLATE}.j2"] = adopted.as_template(text_of(links.pop(_TEMPLATE)))
-        files |= rendered(facts, "cpu.cpp")
+            files[f"{source}.j2"] = adopted.as_template(text_of(links.pop(source)))
+        if adopted.target != CPU:
+            files |= rendered(facts, FILES[CPU])
     else:
         starters = [(n.targets[0], path) for n in own_notations() if (path := _STARTER.with_suffix(n.suffix)).is_file()]
         files |= {f"{target}{path.suffix}": path.read_text() for target, path in starters}
@@ -61,6 +62,8 @@ def new(
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}): run evo new in a folder of yours") from error
     steps = [f"evo check {name}" if answers(TARGET) else f"evo check {name} --arch {ARCH}"]  # without a GPU it compiles
+    if adopted and adopted.target == CPU:
+        steps = [f"evo check {name} --target {CPU}"]
     record = {
         "folder": name,
         "files": sorted({**files, **links}),
@@ -89,8 +92,9 @@ def _print_new(console: Terminal, record: dict[str, Any]) -> None:
         console.say(f"linked {folder}/{file} to {path}, which is searched as it is (--copy copies it)")
     if record["left_out"]:
         console.say(f"left out when it is compiled, as {record['entry']} needs none of it: {', '.join(record['left_out'])}")
-    found = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in record["parameters"].items())
-    if "cpu.cpp" in record["files"] and not record["to_fill_in"]:
+    values = {name: ", ".join(map(str, v)) or "numbers up to that of cores" for name, v in record["parameters"].items()}
+    found = "; ".join(f"{name} in {text}" for name, text in values.items())
+    if FILES[CPU] in record["files"] and not record["to_fill_in"]:
         found = "on a GPU block_size_x, per_thread; on a CPU threads, chunk"
     console.say(f"to be searched: {found or 'nothing yet: give kernel.py parameters that the source uses as macros'}")
     for place in record["to_fill_in"]:

@@ -276,6 +276,24 @@ def test_roles_choices_and_the_launch_are_read_from_the_source(here: Any, tmp_pa
         assert said in what
 
 
+def test_a_source_for_the_cpu_is_made_a_kernel(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "own.h").write_text("static inline float twice(float x) { return 2 * x; }\n")
+    (tmp_path / "d.cpp").write_text(
+        '#include <cmath>\n#include "own.h"\n#define CHUNK 4096\nextern "C" void d(const float* x, float* y, int n) {\n'
+        "#pragma omp parallel for num_threads(threads) schedule(static, CHUNK)\n"
+        "    for (int i = 0; i < n; ++i) y[i] = twice(x[i]);\n}\n"
+    )
+    made = here("new", "d", "--cu", "d.cpp", "--json")
+    assert made.code == 0, made.err
+    assert made.document["links"] == {"cpu.cpp": "d.cpp", "own.h": "own.h"}
+    assert made.document["parameters"] == {"threads": [], "CHUNK": [1024, 4096, 8192, 65536]}
+    assert made.document["next"] == ["evo check d --target cpu"]
+    assert [place["what"] for place in made.document["to_fill_in"]] == ["what d computes, in PyTorch: return y"]
+    fill_in(tmp_path / "d", "2 * x", {})
+    checked = here("check", "d", "--target", "cpu", "--workload", "n=10007,dtype=float32")
+    assert "1 of 1 passed the gate, 1 of 1 at the size that is timed" in checked.out, checked.out
+
+
 NUMBERS = """
 const int N = 1 << 20;
 static const int ROWS = N / 4;
@@ -366,6 +384,7 @@ BAD = {
     "entry alone": ("k", ("--entry", "f"), "", "--entry names a function of the file given with --cu"),
     "no file": ("k", ("--cu", "none.cu"), "", "--cu none.cu cannot be read (No such file or directory)"),
     "no kernel": ("k", ("--cu", "k.cu"), "// __global__ void f()", "has no entry point: a kernel is a function declared"),
+    "no C": ("k", ("--cu", "k.cu"), "void f(float* x) {}", 'or, in C++ for the CPU, declared extern "C" void NAME(...)'),
     "several": ("k", ("--cu", "k.cu"), GEMM, "several entry points: choose one with --entry, of scale, gemm"),
     "unknown": ("k", ("--cu", "k.cu", "--entry", "gem"), GEMM, "entry point of k.cu 'gem'; did you mean gemm?"),
     "code": ("k", ("--cu", "k.cu"), "\n__global__ void f(int* x) { *x = 1; int y z; }", "sm_89: k.cu(2): error: expected a"),
