@@ -27,7 +27,7 @@ from evo.job.starts import open_recorded
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel
-from evo.problem.loading import load_kernel
+from evo.problem.loading import decorated_root, load_kernel
 from evo.problem.space import Value
 from evo.report.terminal import notice
 from evo.runtime.package import CACHE_VARIABLE, cache_folder, digest
@@ -182,13 +182,14 @@ class _Bound:
     def folder(self) -> Path:
         """The folder of the kernel, which is written where it is missing. Raises UsageError."""
         files = self._files
-        cache = cache_folder()
-        if cache is None:
+        root = decorated_root()
+        if root is None:
             raise UsageError(
                 f"there is no folder of yours to keep kernel {self._own.name!r} in: name one in {CACHE_VARIABLE}"
             )
-        folder = cache / "own" / f"{self._own.name}_{digest(*itertools.chain(*files.items()))[:12]}"
+        folder = root / f"{self._own.name}_{digest(*itertools.chain(*files.items()))[:12]}"
         try:
+            cache_folder()  # which makes it, for this user alone
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in sorted(files.items(), key=lambda item: item[0] == "kernel.py"):  # that makes it a kernel's
                 path = folder / name

@@ -196,6 +196,13 @@ def test_a_cell_is_searched_called_from_threads_and_exported(
     checked = run_python(tmp_path, "-m", "alone", "check")
     assert re.search(r"right: \d+ cases on it", checked.stdout), checked
     (best,) = run.best()
+    tuned = "scale.tuned.toml"
+    for words in (["check", best.id, "--compile-only"], ["export", best.id, "--tuned", tuned], ["rebuild", tuned]):
+        done = run_python(tmp_path, "-m", "evo", *words)
+        assert done.returncode == 0, done
+        assert "--trust" not in done.stderr
+    assert 'kernel = "./scale"' in (tmp_path / tuned).read_text()
+    assert {p.name for p in (tmp_path / "scale").iterdir()} == {"kernel.py", "function.py", "cpu.cpp"}
     assert best.unconfirmed is not (best.id in (tmp_path / "alone" / "manifest.json").read_text())
     assert (tmp_path / "alone" / "function.py").read_text().count("FACTOR = 2.5") == 1
     monkeypatch.chdir(tmp_path / "alone")  # where there is no database

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -20,7 +21,7 @@ from evo.export import ExportItem, ExportRequest
 from evo.export._package import timing_of
 from evo.export._winners import check_alike
 from evo.problem.genome import Genome
-from evo.problem.loading import find_kernel, load_kernel, template_root
+from evo.problem.loading import find_kernel, is_decorated, load_kernel, template_root
 from evo.targets import find_target
 
 _HEADING = "# Found by evo: `evo rebuild` makes its package, `evo check` measures again (docs/in-a-repository.md).\n"
@@ -82,6 +83,7 @@ def _record(result: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, An
 def write_tuned(file: Path, parts: Sequence[ExportRequest]) -> None:
     """Writes winners to a file, which keeps those of other devices and workloads that it has. Raises UsageError."""
     before = read_tuned(file) if file.exists() else []
+    parts = [replace(part, kernel=str(_beside(find_kernel(part.kernel), file))) for part in parts]
     try:
         check_alike([replace(part, kernel=str(find_kernel(part.kernel))) for part in (*before, *parts)], several=True)
     except UsageError as error:
@@ -104,6 +106,22 @@ def write_tuned(file: Path, parts: Sequence[ExportRequest]) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {file} ({error.strerror}); choose another --tuned") from error
+
+
+def _beside(folder: Path, file: Path) -> Path:
+    """The folder of a kernel, which is copied beside the file if it is a decorated function's: that lies in a cache."""
+    if not is_decorated(folder):
+        return folder
+    place = file.parent / load_kernel(str(folder)).name
+    if place.exists() and not file.exists():
+        raise UsageError(f"{place} is there, where the sources of a decorated function go: choose another folder for {file}")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for source in (path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+            shutil.copyfile(source, place / source.name)
+    except OSError as error:
+        raise UsageError(f"cannot write {place} ({error.strerror}), which is to hold the kernel's sources") from error
+    return place
 
 
 def _head(part: ExportRequest, file: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from evo.discovery import find_plugin, own_names, plugin_names
 from evo.errors import EvoError, KernelError, UnknownNameError, UsageError
 from evo.problem.kernel import FUNCTION_FILES, Kernel
 from evo.problem.stated import check_statement, told
+from evo.runtime.package import cache_folder
 from evo.runtime.statement import Bound, Function
 
 UNFILLED = "# FILL IN: "
@@ -231,21 +232,33 @@ def load_kernel(name: str, digest: str = "") -> Kernel:
 
 def recorded_kernel(name: str, digest: str | None) -> Kernel:
     """The kernel that a record names. A database may come from anybody, and a kernel.py is a program: it is run only if evo
-    brings it along, if it lies below the current folder and its files have the recorded digest (None: whatever they are
-    now), or if this process has loaded it before because its user named it.
+    brings it along, if it lies below the current folder or among the user's decorated functions and its files have the
+    recorded digest (None: whatever they are now), or if this process has loaded it before because its user named it.
 
     Raises what `load_kernel` raises, and UsageError for one that must not be run.
     """
     folder = find_kernel(name)
     if folder not in _loaded and not folder.is_relative_to(template_root()):
         reason = ""
-        if not folder.is_relative_to(Path.cwd().resolve()):
+        if not folder.is_relative_to(Path.cwd().resolve()) and not is_decorated(folder):
             reason = f"its folder {folder} is not below the current one"
         elif digest not in (None, kernel_digest(folder)):
             reason = f"what lies in {folder} has changed since"
         if reason:
             raise UsageError(f"kernel {name} is not here as it was recorded: {reason}; add --trust to run its kernel.py")
     return load_kernel(name)
+
+
+def decorated_root() -> Path | None:
+    """Where the folders of kernels lie that `evo.kernel` made of functions; None without a folder of the user's alone."""
+    cache = cache_folder(create=False)
+    return cache / "own" if cache is not None else None
+
+
+def is_decorated(folder: Path) -> bool:
+    """Whether `evo.kernel` has written a kernel's folder."""
+    root = decorated_root()
+    return root is not None and folder.is_relative_to(root.resolve())
 
 
 def _import_kernel(folder: Path, files: Mapping[str, bytes]) -> Kernel:
