@@ -11,7 +11,17 @@ from pathlib import Path
 import jinja2
 from jinja2.meta import find_undeclared_variables
 
-from evo.adoption.geometry import AXES, Geometry, Tree, block_axes, bounds_of, geometry_of, in_python, numbers_of
+from evo.adoption.geometry import (
+    AXES,
+    Geometry,
+    Tree,
+    block_axes,
+    bounds_of,
+    counted_by_grid,
+    geometry_of,
+    in_python,
+    numbers_of,
+)
 from evo.adoption.roles import Role, roles_of
 from evo.errors import CompileError, TemplateError, UnknownNameError, UsageError, error_line
 from evo.problem.constants import as_parameters, host_filled
@@ -180,8 +190,9 @@ class _Reading:
         choices, numbers = self._choices()
         headers = self._beside() if self._target == CPU else self._compile(choices, numbers, unsure)
         scalars = [a.name for a in arguments if a.kind == "scalar" and a.dtype in ("int32", "int64")]
-        dimensions = [*scalars, *numbers] or ["n"]
-        geometry = geometry_of(self._whole, self._entry, [*scalars, *numbers], choices)
+        known = [*counted_by_grid(self._whole, self._entry, [*scalars, *numbers], choices), *scalars, *numbers]
+        dimensions = known or ["n"]
+        geometry = geometry_of(self._whole, self._entry, known, choices)
         geometry, choices, threads = self._with_threads(geometry, choices)
         tensors = [a for a in arguments if a.kind != "scalar"]
         dtype = next((a.dtype for a in tensors if a.dtype in DTYPE_BYTES), "float32")
@@ -199,7 +210,8 @@ class _Reading:
         unshown = {*self._unshown(dimensions[0])} if shape else set[str]()
         unshown |= shapes.keys() if unknown or not scalars else set()
         asked = [n for n in shapes if not shapes[n] or (n not in self._constants and n in unshown)]
-        questions = [f"the shapes of {', '.join(asked)} in the dimensions {', '.join(dimensions)}"] if asked else []
+        where = f"in the dimensions {', '.join(dimensions)} (add others to `dimensions` and `workloads`)"
+        questions = [f"the shapes of {', '.join(asked)} {where}"] if asked else []
         questions += [f"the dtype of {', '.join(unknown)}"] if unknown else []
         return Adopted(
             entry=self._entry.name,
@@ -223,7 +235,7 @@ class _Reading:
             left_out=() if self._filled else tuple(self._left_out),
             variables=self._filled,
             headers=headers,
-            **self._launch(geometry, [*scalars, *numbers]),  # type: ignore[arg-type]
+            **self._launch(geometry, known),  # type: ignore[arg-type]
         )
 
     # -- arguments ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ Tree = Any
 AXES = "xyz"
 _BLOCK = tuple(f"blockDim.{axis}" for axis in AXES)
 _CEIL = re.compile(r"ceil|c_?div|div_?up|div_?round_?up|round_?up_?div|num_?blocks", re.IGNORECASE)
+_A_GRID = re.compile(r"grid|block|num|dim|cta", re.IGNORECASE)
 _SIZES = {"char": 1, "half": 2, "__half": 2, "float": 4, "int": 4, "unsigned": 4, "double": 8, "float2": 8, "float4": 16}
 _LISTS = ("argument_list", "initializer_list", "parameter_list")
 _NAMED = ("identifier", "parameter_declaration")
@@ -54,6 +55,19 @@ def geometry_of(source: PlainSource, entry: EntryPoint, dimensions: Collection[s
             return made
         own_place = replace(own_place, threads=own_place.threads or made.threads)
     return own_place
+
+
+def counted_by_grid(
+    source: PlainSource, entry: EntryPoint, dimensions: Collection[str], choices: Collection[str]
+) -> list[str]:
+    """Dimensions that a kernel is not told, since it has a block for each: variables of host code that are the grid."""
+    if "gridDim" in source.code(entry.node) or _Body(source, entry, dimensions, choices).geometry().tiles:
+        return []
+    for launched in (one for one in source.launches if one.name == entry.name and len(one.geometry) >= 2):
+        found = _Host(source, entry, launched, dimensions, choices).grid_variables()
+        if found and len({*found} - {*dimensions, *choices}) == len(found) and not any(map(_A_GRID.search, found)):
+            return found
+    return []
 
 
 def bounds_of(source: PlainSource, entry: EntryPoint, names: Collection[str]) -> set[str]:
@@ -258,6 +272,16 @@ class _Host:
                 self._block[place] = known[_text(part)]
             elif part.type in _NAMED and isinstance(self._block[place], int):  # its variable stands for so many threads
                 known[_text(part)] = _BLOCK[place]
+
+    def grid_variables(self) -> list[str]:
+        """The variables of the host function that the grid consists of; none if it is anything else, or follows from sizes
+        that are known."""
+        source, function = self._trees.source, self._launched.function
+        made = source.within(function, "init_declarator", "parameter_declaration") if function is not None else ()
+        own = {source.named(one.child_by_field_name("declarator")) for one in made}
+        parts = self._trees.parts(self._launched.geometry[0])
+        plain = all(_text(p) in own and not {*_names(self._trees.tree(p))} for p in parts)
+        return [*map(_text, parts)] if plain else []
 
     def geometry(self) -> Geometry:
         block = self._block

@@ -91,7 +91,7 @@ def _print_new(console: Terminal, record: dict[str, Any]) -> None:
     for file, path in record["links"].items():
         console.say(f"linked {folder}/{file} to {path}, which is searched as it is (--copy copies it)")
     if record["left_out"]:
-        console.say(f"left out when it is compiled, as {record['entry']} needs none of it: {', '.join(record['left_out'])}")
+        console.say(f"left out when {record['entry']} is compiled for a GPU: {', '.join(record['left_out'])}")
     values = {name: ", ".join(map(str, v)) or "numbers up to that of cores" for name, v in record["parameters"].items()}
     found = "; ".join(f"{name} in {text}" for name, text in values.items())
     if FILES[CPU] in record["files"] and not record["to_fill_in"]:

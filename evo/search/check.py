@@ -227,7 +227,7 @@ def reference_faults(kernel: Kernel, target: str, workloads: Sequence[Workload])
             for case in dict.fromkeys(c for c in cases if prod(size for _, size in c.workload.dims) <= _FEW):
                 reference_outputs(kernel, draw_inputs(kernel, case, torch.Generator().manual_seed(0)), case.workload)
     except KernelError as error:
-        return [str(error)]
+        return [str(error).partition("\n")[0]]
     return []
 
 

@@ -326,6 +326,38 @@ def test_numbers_that_are_written_as_expressions_are_known(here: Any, tmp_path: 
     assert 'extern "C" __global__ void scale(' in source, "constants of one declaration are taken out once"
 
 
+ROWS = """#include <cfloat>
+#define THREADS 128
+__global__ void top(const float* x, float* y, int cols) {
+    float most = -FLT_MAX;
+    for (int c = threadIdx.x; c < cols; c += THREADS) most = fmaxf(most, x[blockIdx.x * cols + c]);
+    if (threadIdx.x == 0) y[blockIdx.x] = most;
+}
+int main() { int ROWS = 512; top<<<ROWS, THREADS>>>(0, 0, 8); }
+"""
+
+
+@pytest.mark.parametrize(
+    ("grid", "dimensions", "tiles"),
+    [
+        ("int rows = 512; top<<<rows, THREADS>>>", ["rows", "cols"], '(("rows", 1),)'),
+        ("int a = 5, b = 6; dim3 blocks(a, b); top<<<blocks, THREADS>>>", ["a", "b", "cols"], '(("a", 1), ("b", 1),)'),
+        ("int blocks = 512; top<<<blocks, THREADS>>>", ["cols"], '(("cols", 256),)'),
+        ("int cols = 512; top<<<cols, THREADS>>>", ["cols"], '(("cols", 1),)'),
+    ],
+)
+def test_a_grid_that_is_a_variable_of_the_host_is_a_dimension_of_its_own(
+    here: Any, tmp_path: Path, grid: str, dimensions: list[str], tiles: str
+) -> None:
+    (tmp_path / "top.cu").write_text(ROWS.replace("int ROWS = 512; top<<<ROWS, THREADS>>>", grid).replace(", 8)", ", cols)"))
+    made = here("new", "top", "--cu", "top.cu")
+    assert made.code == 0, made.err
+    text = (tmp_path / "top" / "kernel.py").read_text()
+    assert re.findall(r'Dimension\(name="(\w+)"', text) == dimensions
+    assert f"tiles={tiles}" in text
+    assert "add others to `dimensions` and `workloads`" in made.out or len(dimensions) == 1
+
+
 def test_a_reference_that_is_wrong_is_found_where_nothing_runs_the_gate(here: Any, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("the gate runs here, and finds it")
