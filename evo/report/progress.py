@@ -99,9 +99,9 @@ class PlainLines(nullcontext[None]):
         if self._timer.is_due():
             _, work = progress.waiting or (None, None)
             preparing = not progress.begun or (work is not None and work.stage == "ready")
-            before, self._prepares = self._prepares, progress.finished if preparing else None
-            if preparing and before == self._prepares:
-                return  # it has been said
+            said, self._prepares = self._prepares, progress.finished if preparing else None
+            if preparing and said == self._prepares:
+                return
             parts = (_best(progress, self._workloads), _counts(progress), _waiting(progress))
             self.say(f"{progress.elapsed_s:7.1f} s  {' | '.join(filter(None, parts))}")
 
