@@ -101,7 +101,7 @@ class PlainLines(nullcontext[None]):
             preparing = not progress.begun or (work is not None and work.stage == "ready")
             said, self._prepares = self._prepares, progress.finished if preparing else None
             if preparing and said == self._prepares:
-                return  # it has been said
+                return
             parts = (_best(progress, self._workloads), _counts(progress), _waiting(progress))
             self.say(f"{progress.elapsed_s:7.1f} s  {' | '.join(filter(None, parts))}")
 
