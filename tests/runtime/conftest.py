@@ -147,7 +147,7 @@ def python(folder: Path, *command: str, **environment: str) -> subprocess.Popen[
 
 
 def told(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=280)
+    out, err = process.communicate(timeout=580)
     assert process.returncode == 0, err
     return out
 
@@ -308,7 +308,7 @@ def raced(
     environment = {"EVO_KERNELS_CACHE": str(launchers), "CXX": str(folder / "compiler")}
     packages = (exported, exported, exported_rmsnorm, exported_attention)
     processes = [python(package, "-m", package.name, "build", "--json", **environment) for package in packages]
-    found = [process.communicate(timeout=280)[0] for process in processes]
+    found = [process.communicate(timeout=580)[0] for process in processes]
     return found[:2], (folder / "log").read_text().count(f"-c {exported}")
 
 
