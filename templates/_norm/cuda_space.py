@@ -357,7 +357,7 @@ def space(workload: Workload, limits: Limits) -> Space:
     if limits.capability >= _ARCH_HAS_CLUSTERS:
         default |= {"cluster": 1, "launch": "plain"}
     return Space(
-        parameters=_parameters(limits, statistics, residual=bool(options.get("residual"))),
+        parameters=_parameters(limits, statistics, residual=bool(options.get("residual", True))),
         constraints=_constraints(workload.dtype, columns, limits),
         default=default,
     )

@@ -5,6 +5,7 @@ Per row, y = (x - mean) * rstd * weight + bias, with rstd = 1 / sqrt(mean of (x 
 Layout: x, residual, y and sum are rows x cols, contiguous, of one dtype with weight and bias (cols each, both optional);
 statistics are float64 for that dtype, else float32. Options, off at first: residual, a tensor that is added to x, whose
 sum, rounded to the dtype, takes the place of x; sum, that sum as a second output; mean and rstd [rows], for a backward.
+Kernels that are `added` always have both of the former, which are no options of theirs.
 The CUDA template is specialised for the number of columns and these options, the CPU template for the options.
 """
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     import torch
 
 
-def norm(name: str, title: str, *, centred: bool) -> Kernel:
+def norm(name: str, title: str, *, centred: bool, added: bool = False) -> Kernel:
     function = "layer_norm" if centred else "rms_norm"
     saved = ("mean", "rstd") if centred else ("rstd",)
     vectors = ("weight", "bias") if centred else ("weight",)
-    extras = ("residual", "sum", *saved)
+    extras = saved if added else ("residual", "sum", *saved)
 
     def torchs(inputs: Tensors, workload: Workload) -> torch.Tensor:
         import torch
@@ -58,10 +59,10 @@ def norm(name: str, title: str, *, centred: bool) -> Kernel:
         compile_time_dims={"cuda": ("cols", *extras), "cpu": extras},
         arguments=(
             Argument(name="x", kind="input", shape=("rows", "cols")),
-            Argument(name="residual", kind="input", shape=("rows", "cols"), optional=True),
+            Argument(name="residual", kind="input", shape=("rows", "cols"), optional=not added),
             *(Argument(name=n, kind="input", shape=("cols",), optional=True) for n in vectors),
             Argument(name="y", kind="output", shape=("rows", "cols")),
-            Argument(name="sum", kind="output", shape=("rows", "cols"), optional=True),
+            Argument(name="sum", kind="output", shape=("rows", "cols"), optional=not added),
             *(Argument(name=n, kind="output", dtype="opmath", shape=("rows",), optional=True) for n in saved),
         ),
         reference=lambda inputs, workload: _reference(inputs, workload, centred),
@@ -77,8 +78,8 @@ def norm(name: str, title: str, *, centred: bool) -> Kernel:
         plan=_plan,
         inactive={"cuda": cuda_shape.INACTIVE, "cpu": cpu_space.INACTIVE},
         compile_flags=_compile_flags,
-        validate=lambda w: "sum needs residual" if w.option("sum") and not w.option("residual") else "",
-        replaces=f"torch.nn.functional.{function}",
+        validate=lambda w: "" if added or not w.option("sum") or w.option("residual") else "sum needs residual",
+        replaces="" if added else f"torch.nn.functional.{function}",
     )
     return replace(derived, cases=lambda target, workload: [*derived.cases(target, workload), *_cases(target, workload)])
 
