@@ -19,7 +19,7 @@ from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import find_best
 from evo.api import Run, search
 from evo.environment import DEFAULT_DB
-from evo.errors import UsageError
+from evo.errors import EvoError, UsageError
 from evo.export import MANIFEST, ExportItem, ExportRequest, find_exporter
 from evo.export._winners import requests_of
 from evo.job.in_python import told_in_python
@@ -30,7 +30,7 @@ from evo.problem.kernel import Kernel
 from evo.problem.loading import decorated_root, load_kernel
 from evo.problem.space import Value
 from evo.report.terminal import notice
-from evo.runtime.package import CACHE_VARIABLE, cache_folder, digest
+from evo.runtime.package import CACHE_VARIABLE, digest
 from evo.targets import answers, find_target
 
 __all__ = ["Decorated", "kernel"]
@@ -117,7 +117,8 @@ class _Bound:
                     self._package = self._load()
                     found = getattr(self._package, name)
                 except Exception as error:  # the body is right whatever it is
-                    notice(f"{name} is left to its body in PyTorch: {error}")
+                    kind = "" if isinstance(error, EvoError | ImportError | OSError) else f"{type(error).__name__}: "
+                    notice(f"{name} is left to its body in PyTorch: {kind}{error}")
                     found = self._own.function
                 self._names["_serve"] = found
             return found
@@ -182,14 +183,13 @@ class _Bound:
     def folder(self) -> Path:
         """The folder of the kernel, which is written where it is missing. Raises UsageError."""
         files = self._files
-        root = decorated_root()
+        root = decorated_root(create=True)
         if root is None:
             raise UsageError(
                 f"there is no folder of yours to keep kernel {self._own.name!r} in: name one in {CACHE_VARIABLE}"
             )
         folder = root / f"{self._own.name}_{digest(*itertools.chain(*files.items()))[:12]}"
         try:
-            cache_folder()  # which makes it, for this user alone
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in sorted(files.items(), key=lambda item: item[0] == "kernel.py"):  # that makes it a kernel's
                 path = folder / name

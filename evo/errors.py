@@ -49,7 +49,7 @@ class SpaceError(UsageError):
 
 
 class DeviceError(UsageError):
-    """The machine lacks what was asked for: a GPU, a compiler, a driver. what: that, without the advice what to do."""
+    """The machine lacks what was asked for: a GPU, a compiler, a driver. what: the message without its advice."""
 
     def __init__(self, what: str, advice: str = "") -> None:
         super().__init__(f"{what}: {advice}" if advice else what)

@@ -304,6 +304,12 @@ def test_what_is_given_and_used_by_nothing_is_one_sentence(name: str) -> None:
         evo.kernel(**given)(defined(f"def f(x):\n    '''{ONE}'''\n    return x")).folder()
 
 
+def test_the_threads_of_a_block_that_a_source_leaves_open_are_a_space() -> None:
+    text = ONE.replace(PLACE, "int i = blockIdx.x * blockDim.x + threadIdx.x;")
+    own = evo.kernel(space={"threads": (64, 128)})(defined(f"def f(x):\n    '''{text}'''\n    return x"))
+    assert 'Ordinal(name="threads", values=(64, 128))' in (own.folder() / "kernel.py").read_text()
+
+
 def test_constants_that_are_no_finite_numbers_are_written_as_such() -> None:
     body = f"LOW, HIGH = float('-inf'), float('nan')\ndef f(x):\n    '''{ONE}'''\n    return x.clamp(LOW, HIGH)"
     text = (evo.kernel(defined(body)).folder() / "function.py").read_text()

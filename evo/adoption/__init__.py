@@ -128,7 +128,7 @@ def adopt(file: Path, entry: str | None, target: str = "") -> Adopted:
         what = f"{file} is no Jinja template: " if isinstance(error, jinja2.TemplateError) else ""
         raise UsageError(f"--cu {what}{error}") from None
     source = read_source(text)
-    if target == CPU or not (target or source.entry_points):
+    if target == CPU or not (target or source.entry_points or file.suffix == ".cu"):
         target, source = CPU, read_source(_IN_C.sub("__global__ void", text))
     known = list(source.entry_points)
     if not known:
@@ -354,7 +354,8 @@ class _Reading:
         found, waiting = list[str](), [self._file.name]
         while waiting:
             text = text_of(self._file.parent / waiting.pop())
-            own = (n for n in re.findall(r'#\s*include\s*"([^"\n]+)"', text) if (self._file.parent / n).is_file())
+            named = (n for n in re.findall(r'^\s*#\s*include\s*"([^"\n]+)"', text, re.MULTILINE) if ".." not in n)
+            own = (n for n in named if (self._file.parent / n).is_file())
             found += (more := [n for n in own if n not in found])
             waiting += more
         return tuple(found)

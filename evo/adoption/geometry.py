@@ -16,7 +16,7 @@ Tree = Any
 AXES = "xyz"
 _BLOCK = tuple(f"blockDim.{axis}" for axis in AXES)
 _CEIL = re.compile(r"ceil|c_?div|div_?up|div_?round_?up|round_?up_?div|num_?blocks", re.IGNORECASE)
-_A_GRID = re.compile(r"grid|block|num|dim|cta|tile|chunk|sms?\b|part|split|group|wave", re.IGNORECASE)
+_A_GRID = re.compile(r"grid|block|tile|chunk|cta|wave|split|\bsms?\b|num_?sm", re.IGNORECASE)
 """Names of a number of blocks that is no size of the problem."""
 _SIZES = {"char": 1, "half": 2, "__half": 2, "float": 4, "int": 4, "unsigned": 4, "double": 8, "float2": 8, "float4": 16}
 _LISTS = ("argument_list", "initializer_list", "parameter_list")

@@ -144,7 +144,7 @@ class Own:
                     found[target] = adopt(file, None, target)
                 except UsageError as error:
                     raise self.fault(str(error).removeprefix("--cu ").replace(f"{file}", file.name)) from None
-        self._check_given()
+        self._check_given(found)
         k = found.get(TARGET) or found[CPU]
         if TARGET in found and CPU in found:
             self._check_alike(found[TARGET], found[CPU])
@@ -159,9 +159,9 @@ class Own:
         facts = {"name": self.name, "file": "", "k": k, "own": stated}
         return {**rendered(facts, "kernel.py", "function.py"), **sources}
 
-    def _check_given(self) -> None:
+    def _check_given(self, found: Mapping[str, Adopted]) -> None:
         given, own = self._given, " and ".join(self.sources)
-        if unused := [n for n in given.space if not any(n in self._asked(target) for target in self.sources)]:
+        if unused := [n for n in given.space if not any(n in self._asked(t, k) for t, k in found.items())]:
             raise self.fault(f"{unused[0]} of its space is used by no source, nor by threads= or tiles=: leave it out")
         for option, per_target in (("workloads", given.workloads), ("dtypes", given.dtypes)):
             if isinstance(per_target, Mapping) and (unknown := per_target.keys() - self.sources.keys()):
@@ -235,7 +235,7 @@ class Own:
         """With the parameters that are given in the place of those that the source shows. What stands for one macro is one,
         and what the source defines is its default if it is among the values."""
         source, launch = read_source(self.sources[target]), {n: getattr(k, n) for n in ("threads", "tiles", "smem_bytes")}
-        asked = self._asked(target) | {n for n in self._given.space if re.search(rf"\b{n}\b", f"{k.threads} {k.tiles}")}
+        asked = self._asked(target, k)
         given = {n: tuple(v) for n, v in self._given.space.items() if n in asked}
         macros, shown = {source.spelled(n) or n: n for n in given}, numbers_of(source)
         parameters = {n: v for n, v in k.parameters.items() if n not in macros and n not in k.dimensions} | given
@@ -246,10 +246,10 @@ class Own:
             launch = {part: text.replace(f'point["{macro}"]', f'point["{n}"]') for part, text in launch.items()}
         return replace(k, parameters=parameters, default=default, **launch)
 
-    def _asked(self, target: str) -> set[str]:
-        """Those of the space that the source for a target, or on a GPU what is given of the launch, uses."""
+    def _asked(self, target: str, k: Adopted) -> set[str]:
+        """Those of the space that the source for a target, or on a GPU its launch, uses."""
         source, given = read_source(self.sources[target]), self._given
-        launch = f"{given.threads} {given.tiles}" if target == TARGET else ""
+        launch = f"{given.threads} {given.tiles} {k.threads} {k.tiles}" if target == TARGET else ""
         return {n for n in given.space if source.spelled(n) or re.search(rf"\b{n}\b", launch)}
 
     # -- the statement ------------------------------------------------------------------------------------------------

@@ -120,5 +120,5 @@ def _sentence(error: BaseException, timeout_s: float) -> str:
     if state == "42601" and "multiple commands" in said:
         return "the query cannot be run: one statement at a time"
     if "no such table" in said or state == "42P01":
-        said += f"; what there is for questions: {', '.join(VIEWS)}"
+        said += f"; there are the views {', '.join(VIEWS)}"
     return f"the query cannot be run: {said}"

@@ -452,9 +452,9 @@ def _print_finals(console: Terminal, run: RunFinals, db: str) -> None:
             console.say(f"finalist {short(f.id)} #{f.order} was refused: {why}", "red")
     if any(held.winner for held in run.finals):
         console.say(
-            "first table of a workload: the race of all finalists, on other data than the search's, which decides who wins"
-            " (where other programs disturbed it, the search does). behind: the winner's gain over this one in that race; a"
-            " tie if its interval holds 1",
+            "The first table of a workload is the race of all finalists, on new data. It decides the winner, unless it was"
+            " disturbed: then the search's times do. behind: the winner's gain over this one in that race; a tie if its"
+            " interval holds 1",
             "dim",
         )
     timed = [t for h in run.finals for t in (*h.finalists, *h.baselines, h.confirmed, h.hot) if t is not None]

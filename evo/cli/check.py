@@ -105,7 +105,6 @@ def check(
     own, near = (named, ()) if named else check_workloads_of(problem, target)
     named_cases = tuple(parse_case(problem, target, text) for text in case or ())
     why_not = why_not_here(target, arch)
-    judged = bool(why_not) and not compile_only  # by its reference alone
     with open_workers(target, cache_dir(db)) as executor:
         task = TaskExecutor(
             problem=problem, executor=executor, kernel=kernel, target=target, arch=arch, workload=own[0], seed=drawn
@@ -131,7 +130,8 @@ def check(
         "kernel": problem.name,
         "arch": arch,
         "seed": drawn,
-        "faults": cost_faults(problem, (*own, *near)) + (reference_faults(problem, target, own) if judged else []),
+        "faults": cost_faults(problem, (*own, *near))
+        + (reference_faults(problem, target, own) if why_not and not compile_only else []),
         "kinds": {
             key: {"counts": of, "missing": [kind for kind, n in of.items() if not n], "cases": gated[key]}
             for key, of in kinds.items()

@@ -20,7 +20,7 @@ _STARTER = Path(__file__).with_name("_starter")
 
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the kernel, and of the folder to make.")],
-    cu: Annotated[Path | None, typer.Option("--cu", metavar="FILE.cu", help="Source to search, or C++ for the CPU.")] = None,
+    cu: Annotated[Path | None, typer.Option("--cu", metavar="FILE.cu", help="Source to search: CUDA, or C++ (CPU).")] = None,
     entry: Annotated[str | None, typer.Option(help="The kernel of a source that has several.")] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Copy the source instead of linking to it.")] = False,
     json: Json = False,

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -83,11 +82,18 @@ def _record(result: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, An
 def write_tuned(file: Path, parts: Sequence[ExportRequest]) -> None:
     """Writes winners to a file, which keeps those of other devices and workloads that it has. Raises UsageError."""
     before = read_tuned(file) if file.exists() else []
-    parts = [replace(part, kernel=str(_beside(find_kernel(part.kernel), file))) for part in parts]
+    folders = {part.kernel: find_kernel(part.kernel) for part in (*before, *parts)}
+    of_functions = {file.parent / load_kernel(str(f)).name: f for f in folders.values() if is_decorated(f)}
+    alike = {place.resolve(): folder for place, folder in of_functions.items()}
     try:
-        check_alike([replace(part, kernel=str(find_kernel(part.kernel))) for part in (*before, *parts)], several=True)
+        named = [str(alike.get(folders[part.kernel], folders[part.kernel])) for part in (*before, *parts)]
+        check_alike([replace(p, kernel=n) for p, n in zip((*before, *parts), named, strict=True)], several=True)
     except UsageError as error:
         raise UsageError(f"{file} is for one kernel, and its backward: choose another --tuned ({error})") from None
+    for place, folder in of_functions.items():
+        _copy_sources(folder, place, is_ours=place.resolve() in {folders[part.kernel] for part in before})
+    places = {str(folder): str(place) for place, folder in of_functions.items()}
+    parts = [replace(part, kernel=places.get(str(folders[part.kernel]), part.kernel)) for part in parts]
     tables = [(_head(part, file), list(part.items)) for part in before]
     for part in parts:
         head, new = _head(part, file), {item.workload: item for item in part.items}
@@ -108,20 +114,19 @@ def write_tuned(file: Path, parts: Sequence[ExportRequest]) -> None:
         raise UsageError(f"cannot write {file} ({error.strerror}); choose another --tuned") from error
 
 
-def _beside(folder: Path, file: Path) -> Path:
-    """The folder of a kernel, which is copied beside the file if it is a decorated function's: that lies in a cache."""
-    if not is_decorated(folder):
-        return folder
-    place = file.parent / load_kernel(str(folder)).name
-    if place.exists() and not file.exists():
-        raise UsageError(f"{place} is there, where the sources of a decorated function go: choose another folder for {file}")
+def _copy_sources(folder: Path, place: Path, *, is_ours: bool) -> None:
+    """Copies the sources of a decorated function, which lie in a cache, to a folder beside the file. is_ours: whether the
+    file names that folder already, so that other sources there are replaced."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
     try:
+        there = {path.name: path.read_bytes() for path in place.iterdir() if path.name in files} if place.exists() else files
+        if there != files and not is_ours:
+            raise UsageError(f"{place}, where the sources of the function go, holds others: write the file elsewhere")
         place.mkdir(parents=True, exist_ok=True)
-        for source in (path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
-            shutil.copyfile(source, place / source.name)
+        for name, data in files.items():
+            (place / name).write_bytes(data)
     except OSError as error:
         raise UsageError(f"cannot write {place} ({error.strerror}), which is to hold the kernel's sources") from error
-    return place
 
 
 def _head(part: ExportRequest, file: Path) -> dict[str, Any]:

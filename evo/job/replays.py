@@ -115,6 +115,8 @@ def _by_sampler(options: Mapping[str, object], names: Sequence[str]) -> dict[str
     that names none of them."""
     prefixes = {prefix_of(name): name for name in names}
     found: dict[str, dict[str, object]] = {name: {} for name in names}
+    if options and len(prefixes) < len(names):
+        raise UsageError(f"two of the samplers {', '.join(names)} have one name for their options: rename a file")
     for key, value in options.items():
         prefix = next((p for p in prefixes if key.startswith(p) and len(key) > len(p)), None)
         if prefix is None:

@@ -15,7 +15,7 @@ from evo.problem.space import Point, Space, Value, parse_number
 def check_seed(seed: int | None) -> int | None:
     """The seed, if given. Raises UsageError for a number that no database keeps or that generators reduce to another."""
     if seed is not None and not 0 <= seed < 2**63:
-        raise UsageError(f"--seed must be a whole number from 0 to {2**63 - 1}, got {seed}")
+        raise UsageError(f"seed must be a whole number from 0 to {2**63 - 1}, got {seed}")
     return seed
 
 

@@ -45,7 +45,7 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload, data: 
     """References and bounds for one set of inputs, on their device. data: the inputs' distribution, by default the kernel's
     first; in others, errors of whole rows may lean one way together."""
     wide = _widened(inputs)
-    references = reference_outputs(kernel, wide, workload)
+    references = stated_outputs(kernel, "`reference`", kernel.reference, wide, workload)
     same_dtype = kernel.same_dtype or kernel.reference_baseline.call
     outputs = {a.name: (a, getattr(torch, a.dtype_of(workload))) for a in kernel.outputs(workload)}
     own = stated_outputs(kernel, _whose_own(kernel), same_dtype, inputs, workload)

@@ -249,9 +249,10 @@ def recorded_kernel(name: str, digest: str | None) -> Kernel:
     return load_kernel(name)
 
 
-def decorated_root() -> Path | None:
-    """Where the folders of kernels lie that `evo.kernel` made of functions; None without a folder of the user's alone."""
-    cache = cache_folder(create=False)
+def decorated_root(create: bool = False) -> Path | None:
+    """Where the folders of kernels lie that `evo.kernel` made of functions; None without a folder of the user's alone.
+    create: makes that folder where there is none."""
+    cache = cache_folder(create)
     return cache / "own" if cache is not None else None
 
 

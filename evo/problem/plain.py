@@ -23,7 +23,7 @@ Place = tuple[int, int]
 Edit = tuple[int, int, bytes]
 """Where it begins and ends, and what comes there."""
 
-WHOLE = re.compile(r"(?:\d\w*|<<|>>|[-+*/()\s])+")
+WHOLE = re.compile(r"(?:\b\d\w*|<<|>>|[-+*/()\s])+")
 """An expression of whole numbers."""
 _CONSTANT = re.compile(
     r"(?:(?:static|inline|__device__|unsigned|int|long|u?int\d+_t|size_t)\s+)*const(?:expr)?\b(?!.*\b(?:float|double)\b)"

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -309,9 +308,7 @@ def _finals(step: Step, workload: str) -> str:
 
 def _left(step: Step, since_s: float = 0.0) -> str:
     """The time left, so many seconds after a step of finals has begun."""
-    left_s, most_s = (max(1.0, seconds - since_s) for seconds in (step.left_s, step.most_s))
-    most = f", {duration(round(most_s))} at most if other programs disturb them" if left_s < most_s < inf else ""
-    return f"about {duration(round(left_s))} left{most}"
+    return f"about {duration(round(max(1.0, step.left_s - since_s)))} left"
 
 
 def busy_share(progress: Progress) -> float:

@@ -156,7 +156,7 @@ struct Family {
         if (answer.undecided) return answer;
         answer = nearest->answer(sizes);
         if (answer.serves())
-            answer.how = !decided ? ", the nearest, without a sure time at such sizes" : least[0] ? ", the nearest that was measured" : ", measured at these sizes";
+            answer.how = !decided ? ", the nearest, not reliably timed at such sizes" : least[0] ? ", the nearest that was measured" : ", measured at these sizes";
         return answer;
     }
 };

@@ -20,7 +20,7 @@ _UNIT = 1e6
 """Distances are whole numbers of millionths of a doubling, so that equal ones are equal however they are computed."""
 
 EXACT, CLOSE = ", measured at these sizes", ", the nearest that was measured"
-FAR = ", the nearest, without a sure time at such sizes"
+FAR = ", the nearest, not reliably timed at such sizes"
 """Which variant serves a problem, in words, as in choice.h."""
 
 _PTX = 100

@@ -312,7 +312,7 @@ class Dispatch(Table):
                 reason = str(error).partition("\n")[0]
                 return replace(nearest[0], slower=f"no race with it could be held: {reason}")
             if busy and not self._spoilt:
-                tell(f"{self.package.name}: calls are left to PyTorch, since {_BUSY}; explain(...) tells of a call")
+                tell(f"{self.package.name}: problems not measured before go to PyTorch: {_BUSY}; explain(...) says which")
             if busy and spoilt + 1 < _RACES:
                 _remember(self._spoilt, bucket, (spoilt + 1, time.monotonic() + 2**spoilt))
                 raise Busy(_BUSY)

@@ -8,7 +8,7 @@ is the noise floor (A/A control). Only this confirming figure is reported, and a
 Finalists are compared with each other by the race that all of them ran in; the winner keeps its time in that race, too.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from math import ceil, inf
@@ -19,7 +19,7 @@ from evo.errors import EvoError
 from evo.evaluation import AA_CONTROL, FINALIST, UNCHECKED, Build, Candidate, Check, Evaluation, Status, Timing
 from evo.lineage import Stage
 from evo.measure import NO_MEMORY, NO_TIME
-from evo.measure.clock import OVERTIME, noise_floor
+from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.sanitize import Sanitized
@@ -38,11 +38,9 @@ _PATIENCE, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.5, 10.0, 120.0
 _SHORT_PATIENCE = 2.0
 """So many times the search's time is waited at most where that is less than the least."""
 _LEAST_GATES_S = 30.0
-"""The gates of a workload's finalists, and that of its winner, have the time that its search had, and at least so long."""
+"""Once one has passed, no further finalist of a workload is gated after the time that its search had, but at least this."""
 _USUAL_S = {"gate": 1.0, "last gate": 3.0, "race": 10.0}
 """Seconds of a step by its kind, as long as none of its kind has ended; a race has a limit, too."""
-_LONGEST_RACE_S = 20.0
-"""The limit of a race, however long the search was."""
 Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _WINNERS_MULTIPLE = 3
 """The winner meets so many times the random cases of a finalist, on top."""
@@ -102,32 +100,33 @@ class Step:
     spent_s: float
     left_s: float
     waits_s: float = 0.0
-    most_s: float = 0.0
 
 
 Begins = Callable[[Step], None]
 
 
 class _Course:
-    """Tells of each step of finals when it begins. gates: number of finalists of each task, which take `gates_s` at most.
-    waits_s: seconds for disturbed races."""
+    """Tells of each step of finals when it begins. gates: number of finalists of each workload."""
 
-    def __init__(self, begins: Begins, gates: Sequence[int], gates_s: float, race_s: float, waits_s: float) -> None:
-        tasks = sum(number > 0 for number in gates)
-        self._begins, self._race_s, self._began = begins, race_s, monotonic()
-        self._most_s = waits_s + tasks * 2 * (gates_s + OVERTIME * min(race_s, _LONGEST_RACE_S))
-        self._left = {"gate": sum(gates), "last gate": tasks, "race": 2 * tasks}
-        self._took: dict[str, list[float]] = {kind: [] for kind in self._left}
-        self._present: tuple[str, float] | None = None
+    def __init__(self, begins: Begins, gates: Mapping[Workload, int], race_s: float) -> None:
+        tasks = sum(number > 0 for number in gates.values())
+        self._begins, self._race_s, self._began, self._gates = begins, race_s, monotonic(), dict(gates)
+        self._left = {"last gate": tasks, "race": 2 * tasks}
+        self._took: dict[str, list[float]] = {kind: [] for kind in ("gate", *self._left)}
+        self._present: tuple[Workload, str, float] | None = None
 
     def begin(self, workload: Workload, kind: str, text: str) -> None:
         now = monotonic()
         if self._present is not None:
-            before, since = self._present
+            of, before, since = self._present
             self._took[before].append(now - since)
-            self._left[before] = max(0, self._left[before] - 1)
-        self._present = kind, now
-        self._left[kind] = max(1, self._left[kind])
+            left, key = (self._gates, of) if before == "gate" else (self._left, before)
+            left[key] = max(0, left[key] - 1)  # type: ignore[index]
+        self._present = workload, kind, now
+        if kind == "gate":
+            self._gates[workload] = max(1, self._gates[workload])
+        else:
+            self._left[kind], self._gates[workload] = max(1, self._left[kind]), 0  # further finalists were left out
         self._tell(workload, text, 0.0)
 
     def wait(self, workload: Workload, waits_s: float) -> None:
@@ -137,10 +136,10 @@ class _Course:
     def _tell(self, workload: Workload, text: str, waits_s: float) -> None:
         usual = _USUAL_S | {"race": min(self._race_s, _USUAL_S["race"])}
         usual |= {kind: fmean(took) for kind, took in self._took.items() if took}
-        left_s = waits_s + sum(number * usual[kind] for kind, number in self._left.items())
+        left = {"gate": sum(self._gates.values()), **self._left}
+        left_s = waits_s + sum(number * usual[kind] for kind, number in left.items())
         spent_s = monotonic() - self._began
-        most_s = max(left_s, self._most_s - spent_s)
-        self._begins(Step(workload=workload, text=text, spent_s=spent_s, left_s=left_s, waits_s=waits_s, most_s=most_s))
+        self._begins(Step(workload=workload, text=text, spent_s=spent_s, left_s=left_s, waits_s=waits_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +164,8 @@ def hold_all_finals(
     least_s = min(_LEAST_PATIENCE_S, _SHORT_PATIENCE * search.elapsed_s)
     patience_s = min(max(_PATIENCE * search.elapsed_s, least_s), _MOST_PATIENCE_S)
     gates_s = inf if spec.options.get("sanitize_finals") else gates_s  # whoever asks for that waits for it
-    gates = [min(count, len(search.elites(n))) for n in range(workloads)]
-    course = _Course(begins, gates, gates_s, race_s, patience_s)
+    gates = {workload: min(count, len(search.elites(n))) for n, workload in enumerate(spec.workloads)}
+    course = _Course(begins, gates, race_s)
     tasks = [
         replace(
             task,

@@ -136,7 +136,7 @@ class CudaTarget:
 # The driver's answers. Nothing here creates a context, so that a query costs no device memory. But a process that has
 # initialised the driver cannot fork a child that uses the GPU.
 
-_WITHOUT_GPU = "a kernel that has a template for the CPU runs with --target cpu; all compile: evo check KERNEL --arch sm_89"
+_WITHOUT_GPU = "run with --target cpu if the kernel has a template for it; to compile only: evo check KERNEL --arch sm_89"
 
 
 def do(function: str, doing: str, *arguments: Any) -> None:

@@ -15,7 +15,8 @@ def add_layer_norm(x: Any, residual: Any, weight: Any = None, bias: Any = None, 
 
 FUNCTION = Function(
     signature=(
-        "add_layer_norm(Tensor x, Tensor residual, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> (Tensor, Tensor)"
+        "add_layer_norm(Tensor x, Tensor residual, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)"
+        " -> (Tensor, Tensor)"
     ),
     original=add_layer_norm,
     tensors={"x": "x", "residual": "residual", "weight": "weight", "bias": "bias"},

@@ -327,7 +327,7 @@ def test_what_python_cannot_replay_is_one_sentence(tmp_path: Path) -> None:
     path = write_cache(tmp_path / "a.json")
     with pytest.raises(UsageError, match=r"^repeats must be at least 1, got 0$"):
         evo.replay(path, repeats=0)
-    with pytest.raises(UsageError, match=r"^--seed must be a whole number"):
+    with pytest.raises(UsageError, match=r"^seed must be a whole number"):
         evo.replay(path, seed=-1)
     with pytest.raises(UsageError, match=r"^nothing to replay"):
         evo.replay([])

@@ -80,7 +80,7 @@ def test_how_a_write_would_be_done_can_be_asked_and_is_not_done(reader: Store) -
     [
         (" \n", {}, "the query is empty"),
         ("SELECT 'a\0b'", {}, "NUL"),
-        ("SELECT x FROM y", {}, '(no such table: y|relation "y" does not exist).*; what there is for questions: v_best, v_'),
+        ("SELECT x FROM y", {}, '(no such table: y|relation "y" does not exist).*; there are the views v_best, v_'),
         ("SELECT 1", {"limit": -1}, "a limit of -1 rows cannot be"),
         ("SELECT 1", {"timeout_s": 0.0}, "a time limit of"),
         ("SELECT 1", {"timeout_s": float("nan")}, "a time limit of"),

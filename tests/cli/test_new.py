@@ -342,6 +342,7 @@ int main() { int ROWS = 512; top<<<ROWS, THREADS>>>(0, 0, 8); }
     [
         ("int rows = 512; top<<<rows, THREADS>>>", ["rows", "cols"], '(("rows", 1),)'),
         ("int a = 5, b = 6; dim3 blocks(a, b); top<<<blocks, THREADS>>>", ["a", "b", "cols"], '(("a", 1), ("b", 1),)'),
+        ("int num_rows = 512; top<<<num_rows, THREADS>>>", ["num_rows", "cols"], '(("num_rows", 1),)'),
         ("int blocks = 512; top<<<blocks, THREADS>>>", ["cols"], '(("cols", 256),)'),
         ("int cols = 512; top<<<cols, THREADS>>>", ["cols"], '(("cols", 1),)'),
     ],

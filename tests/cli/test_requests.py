@@ -96,11 +96,11 @@ BAD = {
     "archs": (["bench", "layernorm", "--arch", "native", "--arch", "z80"], "knows no CPU architecture 'z80'"),
     "seed search": (
         ["search", "layernorm", "--seed", "-1"],
-        f"--seed must be a whole number from 0 to {2**63 - 1}, got -1",
+        f"seed must be a whole number from 0 to {2**63 - 1}, got -1",
     ),
     "seed check": (
         ["check", "layernorm", "--seed", str(2**63)],
-        f"--seed must be a whole number from 0 to {2**63 - 1}",
+        f"seed must be a whole number from 0 to {2**63 - 1}",
     ),
     "fix that cannot be active": (
         ["search", "layernorm", "--fix", "threads=1", "--fix", "schedule=dynamic"],

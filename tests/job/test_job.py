@@ -60,7 +60,7 @@ def test_a_job_stays_as_it_was_made_and_says_what_it_cannot_be(toy: Path) -> Non
     wrong: dict[str, dict[str, Any]] = {
         "unknown target": {"target": "tpu"},
         "unknown sampler": {"sampler": "luck"},
-        "--seed must be": {"seed": -1},
+        "seed must be": {"seed": -1},
         "finalists must be at least 1": {"finalists": 0},
         "is not a name for a run": {"name": "a/b"},
     }

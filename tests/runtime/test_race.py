@@ -92,7 +92,7 @@ def test_a_busy_machine_decides_nothing_and_is_asked_again_later_but_not_for_eve
         now[0] += 1e6
         assert way(module, 300, 100).startswith("PyTorch: this machine is too busy to race a variant with it; also_serve(")
     assert len(races) == 6, "the rest of the process is PyTorch's"
-    assert capfd.readouterr().err.count("calls are left to PyTorch, since this machine is too busy to race") == 1
+    assert capfd.readouterr().err.count("problems not measured before go to PyTorch: this machine is too busy") == 1
     assert not list(cache.glob("race-*"))
     seems(module, monkeypatch, busy=False)
     module.also_serve(measure=True)

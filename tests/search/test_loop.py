@@ -445,8 +445,7 @@ def test_finals_wait_for_a_quiet_machine_for_a_while_and_then_confirm_nothing(
     fastest = f"candidate {held.winner.candidate.order}"
     assert told[5:] == [f"gate of the fastest, {fastest}, with more cases", f"race that confirms {fastest}"]
     assert [s.spent_s for s in steps] == sorted(s.spent_s for s in steps)
-    assert all(0 < s.left_s <= s.most_s for s in steps)
-    assert [s.most_s for s in steps] == sorted((s.most_s for s in steps), reverse=True)
+    assert all(s.left_s > 0 for s in steps)
     assert len(waits) == 2 if confirmed else len(waits) > 2
     assert all(0 < s <= 1.0 for s in waits)
     assert waits == sorted(waits, reverse=True)
