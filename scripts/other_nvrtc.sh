@@ -31,7 +31,7 @@ esac
 echo "$found"
 for kernel; do
     workload=$("$own/venv/bin/python" -c "from evo.problem.loading import load_kernel as l; print(l('$kernel').example('cuda').key)")
-    "$own/venv/bin/python" -m evo check "$kernel" --target cuda --arch sm_89 --workload "$workload" --db "$own/lineage.db" >"$own/log" || {
+    "$own/venv/bin/python" -m evo check "$kernel" --target cuda --arch sm_89 --compile-only --samples 0 --workload "$workload" --db "$own/lineage.db" >"$own/log" || {
         cat "$own/log" >&2
         exit 1
     }
