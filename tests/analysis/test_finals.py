@@ -115,7 +115,7 @@ def test_a_winner_whose_race_was_disturbed_has_the_same_time_in_every_command(re
     time = "18 us !"
     shown = recorded.ask("show", "mine").out
     assert f"{recorded.ids[0][:10]} ran once more ({time}): too busy to measure: " in shown
-    assert shown.count("the race of all finalists, on other data than the search's, which decides who wins") == 1
+    assert shown.count("is the race of all finalists, on new data. It decides the winner, unless it was") == 1
     assert f"; {time} in the final" in recorded.ask("explain", recorded.ids[0]).out
     assert time in recorded.ask("best").out
     assert "a candidate, built from the cache, took on average " in shown

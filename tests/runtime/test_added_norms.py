@@ -56,11 +56,11 @@ CALLS: dict[str, Any] = {
     "16 bits": lambda m: (made(m, 3, 256, dtype=torch.bfloat16), {"eps": 1e-3}),
     "no weight": lambda m: (made(m, 4, 96)[:2], {}),
     "a tensor that lies otherwise": lambda m: ([made(m, 96, 7)[0].T, *made(m, 7, 96)[1:]], {}),
-    "no rows": lambda m: (made(m, 0, 96), {}),
 }
 LEFT: dict[str, Any] = {
     "residual has not the shape of x": lambda m: ([made(m, 7, 96)[0], *made(m, 1, 96)[1:]], {}),
     "weight is not contiguous": lambda m: ([*made(m, 7, 96)[:2], torch.randn(192)[::2], *made(m, 7, 96)[3:]], {}),
+    "an argument holds no memory": lambda m: (made(m, 0, 96), {}),
     "eps is not a float from": lambda m: (made(m, 7, 96), {"eps": 0.0}),
     "gradients are being recorded": lambda m: ([made(m, 7, 96)[0].requires_grad_(), *made(m, 7, 96)[1:]], {}),
 }
