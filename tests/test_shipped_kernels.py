@@ -35,7 +35,8 @@ def package(request: pytest.FixtureRequest) -> Package:
 
 def test_something_is_shipped() -> None:
     assert SHIPPED == [
-        "add_layernorm", "add_rmsnorm", "attention", "layernorm", "layernorm/backward", "rmsnorm", "rmsnorm/backward", "softmax_forward"
+        "add_layernorm", "add_rmsnorm", "attention", "layernorm", "layernorm/backward", "rmsnorm", "rmsnorm/backward",
+        "softmax_forward",
     ]  # fmt: skip
     assert [kernel.name for kernel in evo.ready.kernels()] == [name for name in SHIPPED if "/" not in name]
     for kernel in evo.ready.kernels():

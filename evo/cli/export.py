@@ -1,6 +1,7 @@
 """evo export: winners as files for other programs; evo import-workloads: job files from another program's dataset."""
 
 import json as json_format
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,12 @@ from evo.cli.recorded import trusted
 from evo.environment import DEFAULT_DB, command_line
 from evo.errors import UsageError
 from evo.export import MANIFEST, Exporter, check_replaceable, find_exporter
-from evo.export._tuned import write_tuned
+from evo.export._tuned import read_tuned, write_tuned
 from evo.export._winners import choose_winners, export_all_candidates, export_winners, requests_of
 from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
 from evo.lineage.store import Store
-from evo.problem.loading import kernel_names, load_kernel
+from evo.problem.loading import find_kernel, kernel_names, load_kernel
 from evo.report.terminal import notice, say, short_workload
 from evo.report.text import parse_duration, short
 from evo.targets import find_target
@@ -77,6 +78,9 @@ def export(
         print_json([str(p) for p in (*written, *([tuned] if tuned else []))])
     elif tuned is not None:
         say(f"{tuned}: {workloads}; the package is made from it with:  {shlex.join(['evo', 'rebuild', str(tuned)])}")
+        folders = {find_kernel(part.kernel) for part in read_tuned(tuned)}
+        if links := sorted({os.path.relpath(p.resolve()) for folder in folders for p in folder.iterdir() if p.is_symlink()}):
+            say(f"commit {', '.join(links)} with it: the kernel's folder links to that")
     if out is not None:
         tell_written(exporter, out, written, remarks, workloads, replaced, json)
 

@@ -432,11 +432,13 @@ class Bound:
     @cached_property
     def _fits(self) -> Mapping[str, str]:
         """`Function.fits`, and that each tensor has the dtype that the kernel states for it, and as many elements as its
-        sizes say, where that does not follow from `fits` and `sizes`: the kernel would read or write beyond it."""
+        sizes say, where that does not follow from `fits` and `sizes`: the kernel would read or write beyond it. One that has
+        the kernel's shape of an input before it has to have that one's shape."""
         tensors, stated = self.function.given_tensors, self.function.fits
         optional = {name for name in tensors if self.function.parameters[name].optional}
         needed = (self.inputs.get(a.name) for a in self.kernel.arguments if not a.optional)
         found = {f"{name} is None": f"{name} is not None" for name in needed if name in optional}
+        alike = dict[tuple[str | int, ...], str]()
         found |= {**self._axes, **stated}
         for a in self.kernel.arguments:
             name, dtype = self.function.tensors.get(a.name, ""), self.dtype(a)
@@ -447,12 +449,16 @@ class Bound:
                 texts = self.kernel.choices[a.dtype]
                 listed = "".join(f"torch.{text}, " for text in texts)
                 found[f"{a.dtype} is none of {', '.join(texts)}"] = f"{dtype} in ({listed})"
+            other = alike.setdefault(a.shape, name) if a.kind == "input" and name not in optional else name
             form, sizes = self.results.get(a.name, name if a.shape else ""), [*map(self.size, a.shape)]
             is_told = form in self._by_axis and (a.kind == "input" or not self.function.results)
             if form and not is_told and not is_count(form, sizes, tensors, [*self._axes.values(), *stated.values()]):
                 count = f"{form}.numel()" if form in tensors else f"prod({form})"
                 reason = f"{name or f'the result {a.name}'} has not as many elements as the kernel's {a.name}"
-                found[reason] = f"{given}{count} == {product(sizes)}"
+                if other == name:
+                    found[reason] = f"{given}{count} == {product(sizes)}"
+                else:  # PyTorch's function may broadcast one to the other
+                    found[f"{name} has not the shape of {other}"] = f"{name}.shape == {other}.shape"
         return found
 
     @cached_property

@@ -71,6 +71,20 @@ def test_the_folder_of_a_new_database_ignores_itself(searched: Path, tmp_path: P
     assert (tmp_path / "made" / ".gitignore").exists()
 
 
+def test_what_a_kernels_folder_links_to_is_to_be_committed_too(
+    searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(searched)
+    source = next(searched.glob("mine/cpu.*"))
+    assert "commit " not in run_here(capsys, "export", "one", "--tuned", str(tmp_path / "a.tuned.toml")).out
+    source.rename(own := searched / "own_source")
+    source.symlink_to("../own_source")
+    try:
+        assert "commit own_source with it" in run_here(capsys, "export", "one", "--tuned", str(tmp_path / "b.tuned.toml")).out
+    finally:
+        own.replace(source)
+
+
 def test_a_clone_makes_the_same_package_from_the_file(searched: Path, evo: Callable[..., Ended]) -> None:
     text = Path("kept/mine.tuned.toml").read_text()
     assert 'kernel = "../mine"' in text

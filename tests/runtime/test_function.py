@@ -395,11 +395,11 @@ SHIPPED = ("attention", "layernorm", "layernorm_backward", "rmsnorm", "rmsnorm_b
 COUNTS = {
     "by a shape": ({"why": "a.shape == b.shape"}, "a.numel()", []),
     "by a number of elements": ({"why": "b is None or b.numel() == a.numel()"}, "a.numel()", []),
-    "not at all": ({}, "a.numel()", ["b.numel() == a.numel()"]),
-    "of another": ({"why": "a.ndim == 1 or a.shape == b.shape"}, "a.numel()", ["b.numel() == a.numel()"]),
-    "in part": ({"why": "b.shape[:1] == a.shape[:1]"}, "a.numel()", ["b.numel() == a.numel()"]),
+    "not at all": ({}, "a.numel()", ["b.shape == a.shape"]),
+    "of another": ({"why": "a.ndim == 1 or a.shape == b.shape"}, "a.numel()", ["b.shape == a.shape"]),
+    "in part": ({"why": "b.shape[:1] == a.shape[:1]"}, "a.numel()", ["b.shape == a.shape"]),
     "of neither": (
-        {"why": "a.shape == b.shape"}, "n", ["a.numel() == n", "b.numel() == n", "a.numel() == n"],
+        {"why": "a.shape == b.shape"}, "n", ["a.numel() == n", "b.shape == a.shape", "a.numel() == n"],
     ),
     "each axis": ({"why": "a.ndim == 1 and a.shape == b.shape"}, "a.shape[0]", []),
 }  # fmt: skip
