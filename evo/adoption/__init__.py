@@ -128,7 +128,7 @@ def adopt(file: Path, entry: str | None, target: str = "") -> Adopted:
         what = f"{file} is no Jinja template: " if isinstance(error, jinja2.TemplateError) else ""
         raise UsageError(f"--cu {what}{error}") from None
     source = read_source(text)
-    if target == CPU or not (target or source.entry_points or file.suffix == ".cu"):
+    if target == CPU or not (target or source.entry_points or file.suffix == NOTATION.suffix):
         target, source = CPU, read_source(_IN_C.sub("__global__ void", text))
     known = list(source.entry_points)
     if not known:

@@ -116,12 +116,12 @@ def test_what_cannot_be_loaded_or_run_gives_way_to_the_next_build(
 def test_the_packages_own_commands_say_which_build_is_taken(on_cpu: Path, command: Any) -> None:
     best = levels()[0]
     shown = command(on_cpu, "show")[1]
-    assert re.search(rf"^1 .* {best} \(compiled\) +candidate test/0: runs here$", shown, re.MULTILINE)
+    assert re.search(rf"^1 .* {best} \(compiled\)\n  candidate test/0: runs here$", shown, re.MULTILINE)
     assert "found on x86-64 and never timed on this architecture" in shown
-    assert re.search("^0 .* x86-64 +candidate test/0: another build is taken in its place$", shown, re.MULTILINE)
+    assert re.search("^0 .* x86-64\n  candidate test/0: another build is taken in its place$", shown, re.MULTILINE)
     code, checked = command(on_cpu, "check", "--seed", "3")
     assert code == 0, checked
-    assert len(re.findall(rf"{best} \(compiled\) +right: ", checked)) == 1
+    assert len(re.findall(rf"{best} \(compiled\)\n  right: ", checked)) == 1
     assert checked.count("not checked: another build is taken in its place") == 2
     every = json.loads(command(on_cpu, "check", "--all", "--seed", "3", "--json")[1])
     assert [v["right"] for v in every] == [True] * 3
