@@ -62,6 +62,8 @@ _TYPES = {
 _DTYPES = {name: dtype for dtype, names in _TYPES.items() for name in names}
 _MASK = 1 << 26
 """From this on a number is no size."""
+_JINJA = re.compile(r"\{%-?\s*[a-z]|\{\{-?\s*[A-Za-z_][^{};,]*\}\}")
+"""A statement or an expression of a Jinja template, which inline PTX, as in "{%0, %1}", and nested lists of C++ are not."""
 _IN_C = re.compile(r'extern\s+"C"\s+void')
 _CHUNKS = (1024, 8192, 65536)
 FLOATS = ("float32", "opmath")
@@ -122,7 +124,7 @@ def adopt(file: Path, entry: str | None, target: str = "") -> Adopted:
     kernel or does not compile, DeviceError without a compiler."""
     try:
         text, filled = text_of(file), dict[str, str | int]()
-        if re.search(r"\{\{|\{%", text):
+        if _JINJA.search(text):
             text, filled = _rendered(text)
     except (TemplateError, jinja2.TemplateError) as error:
         what = f"{file} is no Jinja template: " if isinstance(error, jinja2.TemplateError) else ""

@@ -400,6 +400,20 @@ def test_a_double_beside_doubles_is_an_option(here: Any, tmp_path: Path) -> None
     assert "1 of 1 branches compiled" in here("check", "s", "--arch", "sm_89", "--compile-only").out
 
 
+def test_inline_ptx_and_nested_lists_are_no_jinja(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.cu").write_text(
+        "__device__ const float table[2][2] = {{1.f, 2.f}, {3.f, 4.f}};\n"
+        "__global__ void p(float* y, const float* x, int n) {\n"
+        "    int i = blockIdx.x * 256 + threadIdx.x;\n    float a = 0.f, b = 0.f;\n"
+        '    if (i < n) asm volatile("mov.b32 %0, {%2, %3};\\n mov.f32 %1, %4;"\n'
+        '        : "=f"(a), "=f"(b) : "h"((short)1), "h"((short)2), "f"(x[i]));\n'
+        "    if (i < n) y[i] = a + b + table[1][0];\n}\n"
+    )
+    made = here("new", "p", "--cu", "p.cu")
+    assert made.code == 0, made.err
+    assert (tmp_path / "p" / "cuda.cu").is_symlink()
+
+
 def test_a_jinja_source_is_made_a_template_of_ours(here: Any, tmp_path: Path) -> None:
     (tmp_path / "j.cu").write_text(
         "__global__ void twice({{ real_type }} *y, const {{ real_type }} *x, int n) {\n"
