@@ -13,17 +13,11 @@ from evo.export import find_exporter
 from tests.export.exports import request_for
 from tests.runtime.conftest import NORMS, Importer
 
-PACKAGES = [("add_rmsnorm", "Python"), ("add_layernorm", "Python"), ("add_layernorm", "native")]
-
-
-@pytest.fixture(scope="module", params=PACKAGES, ids="-".join)
-def module(
-    request: pytest.FixtureRequest, use: Importer, natively: Importer, tmp_path_factory: pytest.TempPathFactory
-) -> ModuleType:
-    kernel, launcher = request.param
-    out = tmp_path_factory.mktemp("export") / f"exported_{kernel}"
-    find_exporter("module").export(request_for("cpu", "native", out, *NORMS, kernel=kernel))
-    found = (natively if launcher == "native" else use)(out)
+@pytest.fixture(scope="module", params=["add_rmsnorm", "add_layernorm"])
+def module(request: pytest.FixtureRequest, use: Importer, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    out = tmp_path_factory.mktemp("export") / f"exported_{request.param}"
+    find_exporter("module").export(request_for("cpu", "native", out, *NORMS, kernel=request.param))
+    found = use(out)
     found.also_serve(measure=False, slower=True)
     return found
 
