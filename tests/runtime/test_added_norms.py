@@ -13,6 +13,7 @@ from evo.export import find_exporter
 from tests.export.exports import request_for
 from tests.runtime.conftest import NORMS, Importer
 
+
 @pytest.fixture(scope="module", params=["add_rmsnorm", "add_layernorm"])
 def module(request: pytest.FixtureRequest, use: Importer, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     out = tmp_path_factory.mktemp("export") / f"exported_{request.param}"
