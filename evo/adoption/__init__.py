@@ -161,7 +161,7 @@ class _Reading:
     ) -> None:
         self._file, self._whole, self._filled, self._target = file, source, filled, target
         self._part, self._left_out = source.part(entry.name, file.parent) if target == TARGET else (source, [])
-        self._entry = self._part.entry_points[entry.name]
+        self._entry, self._numbers = self._part.entry_points[entry.name], numbers_of(self._part)
         self._constants = {c.name: c.sizes for c in host_filled(source, self._part)}
         if self._constants and filled:
             raise UsageError(
@@ -201,9 +201,9 @@ class _Reading:
         dtypes = self._types or (dtype,)
         if dtypes == ("float64",):
             arguments = [replace(a, dtype="opmath") if _is_double(a) else a for a in arguments]
-        for a in filter(_is_double, arguments):
+        if wrong := next(filter(_is_double, arguments), None):
             raise UsageError(
-                f"{self._file}: parameter {a.name!r} of {self._entry.name} is a double beside elements of"
+                f"{self._file}: parameter {wrong.name!r} of {self._entry.name} is a double beside elements of"
                 f" {' and '.join(dtypes)}: make it a float"
             )
         shape = tuple(dimensions) if len(dimensions) == 1 else ()
@@ -230,7 +230,7 @@ class _Reading:
             options={a.name: 1.0 for a in arguments if a.kind == "scalar" and a.dtype in FLOATS},
             parameters=choices,
             default={
-                name: threads.get(name, self._default(name, values) if values else numbers_of(self._part).get(name))
+                name: threads.get(name, self._default(name, values) if values else self._numbers.get(name))
                 for name, values in choices.items()
             },
             questions=(*questions, *unsure),
@@ -316,7 +316,7 @@ class _Reading:
         """What is to be searched, and sizes of the problem that are macros: a large number, or one with a single letter as
         its name, or that the place of a thread is compared with, is rather a size than a choice."""
         bounds = bounds_of(self._part, self._entry, [d.name for d in self._part.definitions])
-        used, asked, known = self._handed.uses, self._part.asked(self._entry.name), numbers_of(self._part)
+        used, asked, known = self._handed.uses, self._part.asked(self._entry.name), self._numbers
         defined = {d.name for d in self._part.definitions}
         bounds |= self._of_constants()
         found, sizes = {name: values_around(name, value) for name, value in self._guessed.items()}, dict[str, int]()
@@ -348,7 +348,7 @@ class _Reading:
         return found, sizes
 
     def _default(self, name: str, values: tuple[Value, ...]) -> Value:
-        own = numbers_of(self._part).get(name), self._guessed.get(name, _guess(name)), values[0]
+        own = self._numbers.get(name), self._guessed.get(name, _guess(name)), values[0]
         return next(value for value in own if value is not None and value in values)
 
     def _beside(self) -> tuple[str, ...]:

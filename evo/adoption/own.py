@@ -247,7 +247,7 @@ class Own:
         return replace(k, parameters=parameters, default=default, **launch)
 
     def _asked(self, target: str, k: Adopted) -> set[str]:
-        """Those of the space that the source for a target, or on a GPU its launch, uses."""
+        """Names of the space that the source for a target, or on a GPU its launch, uses."""
         source, given = read_source(self.sources[target]), self._given
         launch = f"{given.threads} {given.tiles} {k.threads} {k.tiles}" if target == TARGET else ""
         return {n for n in given.space if source.spelled(n) or re.search(rf"\b{n}\b", launch)}

@@ -16,7 +16,7 @@ from evo.cli.recorded import trusted
 from evo.environment import DEFAULT_DB, command_line
 from evo.errors import UsageError
 from evo.export import MANIFEST, Exporter, check_replaceable, find_exporter
-from evo.export._tuned import read_tuned, write_tuned
+from evo.export._tuned import write_tuned
 from evo.export._winners import choose_winners, export_all_candidates, export_winners, requests_of
 from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
@@ -78,7 +78,7 @@ def export(
         print_json([str(p) for p in (*written, *([tuned] if tuned else []))])
     elif tuned is not None:
         say(f"{tuned}: {workloads}; the package is made from it with:  {shlex.join(['evo', 'rebuild', str(tuned)])}")
-        folders = {find_kernel(part.kernel) for part in read_tuned(tuned)}
+        folders = {find_kernel(part.kernel) for part in parts}
         if links := sorted({os.path.relpath(p.resolve()) for folder in folders for p in folder.iterdir() if p.is_symlink()}):
             say(f"commit {', '.join(links)} with it: the kernel's folder links to that")
     if out is not None:

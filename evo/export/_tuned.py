@@ -83,17 +83,16 @@ def write_tuned(file: Path, parts: Sequence[ExportRequest]) -> None:
     """Writes winners to a file, which keeps those of other devices and workloads that it has. Raises UsageError."""
     before = read_tuned(file) if file.exists() else []
     folders = {part.kernel: find_kernel(part.kernel) for part in (*before, *parts)}
-    of_functions = {file.parent / load_kernel(str(f)).name: f for f in folders.values() if is_decorated(f)}
-    alike = {place.resolve(): folder for place, folder in of_functions.items()}
+    places = {f: (file.parent / load_kernel(str(f)).name).resolve() for f in folders.values() if is_decorated(f)}
+    of_functions = {place: folder for folder, place in places.items()}
+    alike = {name: str(of_functions.get(folder, folder)) for name, folder in folders.items()}
     try:
-        named = [str(alike.get(folders[part.kernel], folders[part.kernel])) for part in (*before, *parts)]
-        check_alike([replace(p, kernel=n) for p, n in zip((*before, *parts), named, strict=True)], several=True)
+        check_alike([replace(part, kernel=alike[part.kernel]) for part in (*before, *parts)], several=True)
     except UsageError as error:
         raise UsageError(f"{file} is for one kernel, and its backward: choose another --tuned ({error})") from None
-    for place, folder in of_functions.items():
-        _copy_sources(folder, place, is_ours=place.resolve() in {folders[part.kernel] for part in before})
-    places = {str(folder): str(place) for place, folder in of_functions.items()}
-    parts = [replace(part, kernel=places.get(str(folders[part.kernel]), part.kernel)) for part in parts]
+    for folder, place in places.items():
+        _copy_sources(folder, place, is_ours=place in folders.values())
+    parts = [replace(part, kernel=str(places.get(folders[part.kernel], part.kernel))) for part in parts]
     tables = [(_head(part, file), list(part.items)) for part in before]
     for part in parts:
         head, new = _head(part, file), {item.workload: item for item in part.items}

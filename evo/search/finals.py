@@ -92,8 +92,7 @@ class Finalist:
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A step that finals begin, such as "gate, finalist 3 of 8". spent_s, left_s: seconds of all finals before it, and from
-    it on, as far as the steps before tell. waits_s: seconds in which a disturbed race is held again at most; else 0. most_s:
-    about the seconds that are left at most, on a machine that is busy with other programs."""
+    it on, as far as the steps before tell. waits_s: seconds in which a disturbed race is held again at most; else 0."""
 
     workload: Workload
     text: str
@@ -108,25 +107,25 @@ Begins = Callable[[Step], None]
 class _Course:
     """Tells of each step of finals when it begins. gates: number of finalists of each workload."""
 
-    def __init__(self, begins: Begins, gates: Mapping[Workload, int], race_s: float) -> None:
+    def __init__(self, begins: Begins, gates: Mapping[Workload | str, int], race_s: float) -> None:
         tasks = sum(number > 0 for number in gates.values())
-        self._begins, self._race_s, self._began, self._gates = begins, race_s, monotonic(), dict(gates)
-        self._left = {"last gate": tasks, "race": 2 * tasks}
-        self._took: dict[str, list[float]] = {kind: [] for kind in ("gate", *self._left)}
-        self._present: tuple[Workload, str, float] | None = None
+        self._begins, self._race_s, self._began = begins, race_s, monotonic()
+        self._left = {**gates, "last gate": tasks, "race": 2 * tasks}
+        """Number of steps by their kind, those of "gate" by their workload."""
+        self._took: dict[str, list[float]] = {kind: [] for kind in _USUAL_S}
+        self._present: tuple[Workload | str, str, float] | None = None
 
     def begin(self, workload: Workload, kind: str, text: str) -> None:
         now = monotonic()
         if self._present is not None:
-            of, before, since = self._present
+            step, before, since = self._present
             self._took[before].append(now - since)
-            left, key = (self._gates, of) if before == "gate" else (self._left, before)
-            left[key] = max(0, left[key] - 1)  # type: ignore[index]
-        self._present = workload, kind, now
-        if kind == "gate":
-            self._gates[workload] = max(1, self._gates[workload])
-        else:
-            self._left[kind], self._gates[workload] = max(1, self._left[kind]), 0  # further finalists were left out
+            self._left[step] = max(0, self._left[step] - 1)
+        if kind != "gate":
+            self._left[workload] = 0  # further finalists were left out
+        step = workload if kind == "gate" else kind
+        self._left[step] = max(1, self._left[step])
+        self._present = step, kind, now
         self._tell(workload, text, 0.0)
 
     def wait(self, workload: Workload, waits_s: float) -> None:
@@ -136,8 +135,7 @@ class _Course:
     def _tell(self, workload: Workload, text: str, waits_s: float) -> None:
         usual = _USUAL_S | {"race": min(self._race_s, _USUAL_S["race"])}
         usual |= {kind: fmean(took) for kind, took in self._took.items() if took}
-        left = {"gate": sum(self._gates.values()), **self._left}
-        left_s = waits_s + sum(number * usual[kind] for kind, number in left.items())
+        left_s = waits_s + sum(number * usual[s if isinstance(s, str) else "gate"] for s, number in self._left.items())
         spent_s = monotonic() - self._began
         self._begins(Step(workload=workload, text=text, spent_s=spent_s, left_s=left_s, waits_s=waits_s))
 
@@ -164,7 +162,8 @@ def hold_all_finals(
     least_s = min(_LEAST_PATIENCE_S, _SHORT_PATIENCE * search.elapsed_s)
     patience_s = min(max(_PATIENCE * search.elapsed_s, least_s), _MOST_PATIENCE_S)
     gates_s = inf if spec.options.get("sanitize_finals") else gates_s  # whoever asks for that waits for it
-    gates = {workload: min(count, len(search.elites(n))) for n, workload in enumerate(spec.workloads)}
+    gates = dict[Workload | str, int]()
+    gates.update((workload, min(count, len(search.elites(n)))) for n, workload in enumerate(spec.workloads))
     course = _Course(begins, gates, race_s)
     tasks = [
         replace(
