@@ -89,6 +89,7 @@ bool read_as(PyObject* object, std::optional<Value>& found) {
 }
 
 inline const Tensor* pointer(const std::optional<Tensor>& tensor) { return tensor && tensor->defined() ? &*tensor : nullptr; }
+inline const Tensor* present(const Tensor& tensor) { return tensor.defined() ? &tensor : nullptr; }
 inline std::optional<Tensor> optional(const Tensor* tensor) { return tensor ? std::optional<Tensor>(*tensor) : std::nullopt; }
 inline const void* address_of(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
 inline void* memory_of(const Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }

@@ -84,8 +84,8 @@ class Recorded(torch.autograd.Function):
     """A call from Python that records gradients, of which a variant gives the result.
 
     apply(run, derive, *tensors): run() gives the result, a tensor or a tuple of them, and what is kept beside the tensors,
-    while nothing is recorded; derive(gradient, kept, tensors, wanted) gives the gradients of those tensors that `wanted`
-    says, from that of the result or a tuple of those. A tensor may be None.
+    while nothing is recorded; derive(gradients, kept, tensors, wanted) gives the gradients of those tensors that `wanted`
+    says, from those of the results, of which one that nothing was computed from is None. A tensor may be None.
     """
 
     @staticmethod
@@ -93,19 +93,21 @@ class Recorded(torch.autograd.Function):
         result, *kept = run()
         ctx.save_for_backward(*kept, *tensors)
         ctx.derive, ctx.kept = derive, len(kept)
+        ctx.set_materialize_grads(False)
         assert result is not None
         return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         saved, kept = ctx.saved_tensors, ctx.kept
-        gradient = gradients[0] if len(gradients) == 1 else gradients
-        return None, None, *ctx.derive(gradient, saved[:kept], saved[kept:], ctx.needs_input_grad[2:])
+        if all(gradient is None for gradient in gradients):
+            return None, None, *(None for _ in saved[kept:])
+        return None, None, *ctx.derive(gradients, saved[:kept], saved[kept:], ctx.needs_input_grad[2:])
 
 
 def derive(
     function: Callable[..., Any],
-    gradient: Any,
+    gradients: Sequence[torch.Tensor | None],
     tensors: Sequence[torch.Tensor | None],
     wanted: Sequence[bool],
 ) -> Gradients:
@@ -120,10 +122,13 @@ def derive(
 
     with torch.enable_grad():
         leaves = [leaf(t, asked) for t, asked in zip(tensors, wanted, strict=True)]
-        result = function(*leaves)
+        found = function(*leaves)
+    results = (found,) if isinstance(found, torch.Tensor) else found
     of = [t for t, asked in zip(leaves, wanted, strict=True) if asked and t is not None]
-    found = iter(torch.autograd.grad(result, of, gradient, create_graph=further))
-    return tuple(next(found) if asked else None for asked in wanted)
+    given = [(t, gradient) for t, gradient in zip(results, gradients, strict=True) if gradient is not None]
+    through = [t for t, _ in given], of, [gradient for _, gradient in given]
+    each = iter(torch.autograd.grad(*through, create_graph=further, allow_unused=True))
+    return tuple(next(each) if asked else None for asked in wanted)
 
 
 class Patch(ExitStack):

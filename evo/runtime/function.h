@@ -1,6 +1,6 @@
 // A function as Python and PyTorch's dispatcher call it: what of the native launcher is the same for all that are stated.
 //
-// native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands; ARGUMENTS, RESULTS, SAVED, SAVED_SIZES, HAS_FORMULA, HAS_OPERATOR, AUTOCAST_CASTS, NAME, SCHEMA and Signature. Behind it, declared here: read,
+// native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands; ARGUMENTS, RESULTS, SAVED, SAVED_SIZES, KEPT, HAS_FORMULA, HAS_OPERATOR, AUTOCAST_CASTS, NAME, SCHEMA and Signature. Behind it, declared here: read,
 // misfit, problem_of, run, originals, is_complete, as_promised, formula, is_served_backward, run_backward and dispatched; and add_kernels of native.h.
 //
 // A call has the same result whether or not it records gradients: the same variant is chosen. Gradients follow from the
@@ -37,7 +37,8 @@ bool is_complete(const Arguments&);
 Tensor as_promised(const Arguments&, size_t number, const Tensor& result);
 Tensor formula(const Arguments&, const Tensor& gradient, const Tensor& result);
 bool is_served_backward(Operator&, const Arguments&, const Wanted&);
-Gradients run_backward(Operator&, const Arguments&, const Tensor& gradient, const Tensor* saved, const Wanted&);
+Gradients run_backward(
+    Operator&, const Arguments&, const torch::autograd::variable_list& gradients, const Tensor* kept, const Wanted&);
 Results dispatched(const Operator&, const Arguments&);
 
 // Results as the dispatcher has them, and back.
@@ -154,19 +155,20 @@ inline Gradients torch_backward(
     const Results results = originals(a);
     for (size_t i = 0; i < RESULTS; ++i)
         if (gradients[i].defined()) of.push_back(results[i]), from.push_back(gradients[i]);
-    const auto each = torch::autograd::grad(of, leaves, from, std::nullopt, further);
+    const auto each = torch::autograd::grad(of, leaves, from, std::nullopt, further, /*allow_unused=*/true);
     Gradients found;
     for (size_t i = 0, next = 0; i < TENSORS; ++i)
         if (wanted[i]) found[i] = each[next++];
     return found;
 }
 
-// call: less its tensors, which are the first of those that were kept, before the result if a formula takes that, and what a
-// backward kernel takes. wants(i): whether a gradient is wanted of the i-th tensor that is there.
+// call: less its tensors, which are the first of those that were kept, before the results that a formula or a backward kernel
+// takes, and what else that takes. gradients: undefined for a result that nothing was computed from. wants(i): whether a gradient is wanted of the i-th tensor that is there.
 template <class Wants>
 Gradients gradients_of(
     Operator& op, Arguments& call, torch::autograd::variable_list kept, const torch::autograd::variable_list& gradients,
     Wants wants) {
+    if (std::none_of(gradients.begin(), gradients.end(), [](const Tensor& t) { return t.defined(); })) return {};
     Tensors given;
     Wanted wanted{};
     for (size_t i = 0, edge = 0; i < TENSORS; ++i) {
@@ -176,7 +178,7 @@ Gradients gradients_of(
     call.set_tensors(given);
     if (HAS_FORMULA) return {formula(call, gradients[0], kept[TENSORS])};
     if (op.backward && wanted[0] && (!SAVED || kept.back().defined()) && !c10::GradMode::is_enabled())
-        if (Gradients found = run_backward(op, call, gradients[0], &kept[TENSORS], wanted); found[0].defined()) return found;
+        if (Gradients found = run_backward(op, call, gradients, &kept[TENSORS], wanted); found[0].defined()) return found;
     return torch_backward(call, kept, gradients, wanted);
 }
 
@@ -220,9 +222,10 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
         for (const Tensor* t : a.tensors()) kept.push_back(t ? *t : Tensor());
         const at::AutoDispatchBelowADInplaceOrView below;
         const Results found = dispatched(*op, a);
-        if (HAS_FORMULA) kept.push_back(found[0]);
+        for (const size_t i : KEPT) kept.push_back(found[i]);
         kept.resize(kept.size() + SAVED);
         context->save_for_backward(kept);
+        context->set_materialize_grads(false);
         keep_operands(op, a, *context);
         return {found.begin(), found.end()};
     }
@@ -253,8 +256,6 @@ struct Node final : torch::autograd::CppNode<Differentiable> {
     Arguments call;  // whose tensors are kept beside it
 
     torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-        for (const Tensor& gradient : gradients)
-            if (!gradient.defined()) return CppNode::apply(std::move(gradients));
         const std::lock_guard<std::mutex> lock(mutex_);
         auto kept = ctx_.get_saved_variables();
         const auto wants = [this](size_t edge) { return task_should_compute_output(edge); };
@@ -313,7 +314,7 @@ inline Results run_recording(Operator& op, const Arguments& a) {
     Node* node = new_node(held);
     torch::autograd::edge_list edges;
     torch::autograd::variable_list kept;
-    edges.reserve(TENSORS), kept.reserve(TENSORS + HAS_FORMULA + SAVED);
+    edges.reserve(TENSORS), kept.reserve(TENSORS + KEPT.size() + SAVED);
     node->is_variable_input_ = {false, false};  // as of Differentiable::apply
     for (const Tensor* t : a.tensors()) {
         node->is_variable_input_.push_back(t);
@@ -328,10 +329,11 @@ inline Results run_recording(Operator& op, const Arguments& a) {
         node->output_info_.emplace_back(results[i]);
         torch::autograd::set_history(results[i], held);
     }
-    if (HAS_FORMULA) kept.push_back(results[0]);
+    for (const size_t i : KEPT) kept.push_back(results[i]);
     kept.insert(kept.end(), outputs.begin() + RESULTS, outputs.end());
     keep_operands(&op, a, node->ctx_);
     node->ctx_.save_for_backward(std::move(kept));
+    node->ctx_.set_materialize_grads(false);
     node->save_variables_to_ctx();
     node->op = &op, node->call = a;
     return results;

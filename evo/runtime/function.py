@@ -323,23 +323,25 @@ def explain({positional}):
 
     def _record(self, names: str) -> Iterator[str]:
         """A call that records gradients, and how it is chosen: as one that records none."""
-        function, tensors = self._function, ", ".join(self._function.given_tensors)
-        pays = list[str]()
+        function, tensors, bound = self._function, ", ".join(self._function.given_tensors), self._bound
+        pays, backward = list[str](), None if self._backward is None else self._backward.BOUND
+        results, kept = [*bound.results], bound.kept(backward)
         run = [f"_own = _launch(_found, {names})", "if _own is None:", f"    _own = _original({names})"]
-        run += [f"    return {'_own, _own' if function.gradient else '_own,' + ' None,' * len(function.saved)}"]
-        results, saved = len(self._bound.results), len(function.saved)
-        result = "_own[0]" if results == 1 else f"_own[:{results}]"
-        gradients = [f"return shared.derive(lambda {tensors}: _original({names}), gradient, _tensors, _wanted)"]
+        run += [f"    return {'_own, _own' if function.gradient else '_own,' + ' None,' * len(kept + function.saved)}"]
+        result = "_own[0]" if len(results) == 1 else f"_own[:{len(results)}]"
+        first = ", ".join([result, *(f"_own[{results.index(name)}]" for name in kept)])
+        gradients = [f"return shared.derive(lambda {tensors}: _original({names}), _of_results, _tensors, _wanted)"]
         if function.gradient:
             wanted = ", ".join(["torch.ops." + in_python(function.gradient), *["None"] * (len(function.given_tensors) - 1)])
-            run.append("return _own[0], _own[0]")
-            gradients = [f"({tensors},), (result,) = _tensors, _kept", f"return ({wanted},)"]
-        elif self._backward is None:
-            run.append(f"return ({result}{', None' * saved},)")
+            run.append(f"return {first}")
+            gradients = [f"({tensors},), (result,), (gradient,) = _tensors, _kept, _of_results", f"return ({wanted},)"]
+        elif backward is None:
+            run.append(f"return ({first}{', None' * len(function.saved)},)")
         else:
-            backward: Bound = self._backward.BOUND
-            passed = self._bound.passed_to(backward).values()
-            of = {"gradient": self._bound.first, "wanted": "_wanted"} | dict.fromkeys(function.saved, "None")
+            passed = bound.passed_to(backward).values()
+            forms = {name: form if form in function.given_tensors else bound.first for name, form in bound.results.items()}
+            of = {f"gradient_{name}": form for name, form in forms.items()} | {n: forms[n] for n in kept}
+            of |= {"wanted": "_wanted"} | dict.fromkeys(function.saved, "None")
             yield _made_of(
                 f"_saving(_table, _chosen, {names})",
                 f"if not {self._bound.first}.requires_grad:",
@@ -359,15 +361,17 @@ def explain({positional}):
             run += [
                 f"_saves = None if _own[-1] is not None else _saving(_table, _found[0], {names})",
                 f"_other = None if _saves is None else _launch((_saves, _found[1]), {names})",
-                f"return ({result}, *(_own if _other is None else _other)[{results}:])",
+                f"return ({first}, *(_own if _other is None else _other)[{len(results)}:])",
             ]
-            own = {"wanted": "_wanted"}
+            own, each = {"wanted": "_wanted"}, [*backward.results]
+            places = (f"_own[{each.index(name)}]" if len(each) > 1 else "_own" for name in backward.gradients)
             gradients = [
-                f"({tensors},), [{', '.join(function.saved)}] = _tensors, _kept",
+                f"({tensors},), [{', '.join(kept + function.saved)}] = _tensors, _kept",
+                f"{''.join(f'gradient_{name}, ' for name in results)}= _of_results",
                 "if all(t is not None for t in _kept) and _wanted[0] and not torch.is_grad_enabled():",
                 f"    _own = _backward.served(_backward.DISPATCH, {', '.join(own.get(n, n) for n in passed)})",
                 "    if _own is not None:",
-                "        return _own",
+                f"        return ({', '.join(places)},)",
                 *gradients,
             ]
         yield _made_of(
@@ -385,7 +389,7 @@ def explain({positional}):
             "if type(_found) is str:",
             "    return None",
             *("def _run():", *(f"    {line}" for line in run)),
-            *("def _gradients(gradient, _kept, _tensors, _wanted):", *(f"    {line}" for line in gradients)),
+            *("def _gradients(_of_results, _kept, _tensors, _wanted):", *(f"    {line}" for line in gradients)),
             f"return shared.Recorded.apply(_run, _gradients, {tensors})",
         )
 

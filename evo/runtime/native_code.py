@@ -112,6 +112,9 @@ class _Writer:
         yield f"const Py_ssize_t ARGUMENTS = {len(self._read)};"
         yield f"constexpr size_t RESULTS = {len(self._results)}, SAVED = {len(saved)};"
         yield f"constexpr std::array<size_t, SAVED> SAVED_SIZES = {{{', '.join(saved)}}};"
+        kept = self._bound.kept(None if self._backward is None else self._backward._bound)
+        places = ", ".join(str([*self._results].index(name)) for name in kept)
+        yield f"constexpr std::array<size_t, {len(kept)}> KEPT = {{{places}}};"
         yield f"const bool HAS_FORMULA = {str(bool(self._function.gradient)).lower()};"
         yield f"const bool HAS_OPERATOR = {str(bool(self._function.operator)).lower()};"
         casts = {"original": "ORIGINALS", "lower": "LOWER", "float32": "FLOAT32"}[self._function.autocast]
@@ -302,21 +305,24 @@ class _Writer:
         yield f"    return {self._at(self._function.gradient) if self._function.gradient else 'Tensor()'};\n}}\n"
 
     def _pairing(self) -> Iterator[str]:
-        """The calls of the backward's function, whose gradient has the form of the first tensor."""
-        takes = "Operator&, const Arguments&, const Tensor&, const Tensor*, const Wanted&"
+        """The calls of the backward's function, whose gradients have the form of the results."""
+        takes = "Operator&, const Arguments&, const torch::autograd::variable_list&, const Tensor*, const Wanted&"
         if self._backward is None:
             yield "bool is_served_backward(Operator&, const Arguments&, const Wanted&) { return false; }"
             yield f"Gradients run_backward({takes}) {{ return {{}}; }}\n"
             return
         heads = [
             "bool is_served_backward(Operator& op, const Arguments& a, const Wanted& wanted)",
-            "Gradients run_backward(\n    Operator& op, const Arguments& a, const Tensor& gradient, const Tensor* saved,"
-            " const Wanted& wanted)",
+            "Gradients run_backward(\n    Operator& op, const Arguments& a, const torch::autograd::variable_list& gradients,"
+            " const Tensor* kept, const Wanted& wanted)",
         ]
-        passed = self._bound.passed_to(self._backward._bound)
-        at_first = {"gradient": f"a.{self._first}_", "wanted": "wanted"} | dict.fromkeys(self._function.saved, "nullptr")
-        later = {n: f"&saved[{i}]" for i, n in enumerate(self._function.saved)}
-        later |= {"gradient": "&gradient", "wanted": "wanted"}
+        bound, backward, saved = self._bound, self._backward._bound, self._function.saved
+        passed, results = bound.passed_to(backward), bound.kept(backward)
+        forms = {n: f"a.{form if form in self._tensors else self._first}_" for n, form in self._results.items()}
+        at_first = {f"gradient_{n}": form for n, form in forms.items()} | {n: forms[n] for n in results}
+        at_first |= {"wanted": "wanted"} | dict.fromkeys(saved, "nullptr")
+        later = {f"gradient_{n}": f"present(gradients[{i}])" for i, n in enumerate(self._results)}
+        later |= {n: f"&kept[{i}]" for i, n in enumerate(results + saved)} | {"wanted": "wanted"}
         fields = self._backward._read
         for head, of in zip(heads, (at_first, later), strict=True):
             yield f"{head} {{\n    backward::Arguments b;"
@@ -324,10 +330,16 @@ class _Writer:
             yield from (f"    b.{name}_ = {value};" for name, value in given.items())
             if of is at_first:
                 yield "    return op.backward->find(backward::problem_of(b)).serves();\n}\n"
+        for n, value in given.items():
+            if value.startswith("present") and not fields[n].optional:
+                yield f"    if (!b.{n}_) return {{}};"
         yield "    if (backward::misfit(b)) return {};"
         yield "    const Problem problem = backward::problem_of(b);"
         yield "    const Answer answer = op.backward->find(problem);"
-        yield "    return answer.serves() ? backward::run(*op.backward, b, problem, answer) : Gradients();\n}\n"
+        yield "    if (!answer.serves()) return {};"
+        yield "    const auto found = backward::run(*op.backward, b, problem, answer);"
+        each = [*backward.results]
+        yield f"    return {{{', '.join(f'found[{each.index(name)}]' for name in backward.gradients)}}};\n}}\n"
 
     def _at(self, text: str, suffix: str = "") -> str:
         """A call of an operator, such as aten.softmax(input, dim)."""

@@ -72,7 +72,7 @@ class Function:
     signature: as PyTorch writes one, with its names and defaults: "softmax(Tensor input, int? dim=None) -> Tensor". Types
     are Tensor, int, int[], float, bool, bool[N] (N of them) and ScalarType, with a question mark if None may be given; what
     follows `*` is given by name alone. The function of a backward kernel has parameters by the names of the forward's
-    arguments and `saved` outputs, a further tensor, which is the gradient of the forward's result, and perhaps a bool[N],
+    arguments, results and `saved` outputs, a further tensor for each result, which is its gradient, and perhaps a bool[N],
     which says of each tensor of the forward whether its gradient is wanted. The results are these gradients.
     original: PyTorch's function, which has the same signature, by its path, such as "torch.nn.functional.softmax"; or a
     function of function.py. It does every call that no variant serves.
@@ -103,6 +103,9 @@ class Function:
     operator: str = ""
     """PyTorch's operator, called with arguments of the function, such as "aten.softmax(input, dim)": what the native
     launcher calls and autograd differentiates. Left out: `original` itself, which is called by way of Python."""
+    gradients: tuple[str, ...] = ()
+    """Of a backward: the output of the kernel that is the gradient of each tensor that the forward takes. Left out: the
+    results, one for each tensor."""
     gradient: str = ""
     """An operator of PyTorch's that gives the gradient of the first argument from `gradient`, that of the result, `result`
     and the arguments: calls that record gradients are then served from the start. Left out: gradients are PyTorch's
@@ -512,21 +515,38 @@ class Bound:
         return str(self.kernel.number_of(name, False if is_output else self.kernel.options[name]))
 
     def passed_to(self, backward: Bound) -> Mapping[str, str]:
-        """What autograd gives each parameter of the function of the backward kernel: an argument or a saved output of this
-        one, `gradient` or `wanted`. Raises ValueError where a parameter is none of these."""
+        """What autograd gives each parameter of the function of the backward kernel: an argument, a result or a saved output
+        of this one, `gradient_` before the name of a result, or `wanted`. Raises ValueError where a parameter is none."""
         own, found = backward.function, dict[str, str]()
+        gradients = iter([f"gradient_{name}" for name in self.results])
         for name, p in own.parameters.items():
-            if name in self.function.parameters or name in self.function.saved:
+            if name in {*self.function.parameters, *self.results, *self.function.saved}:
                 found[name] = name
-            elif p.type == "Tensor" and "gradient" not in found.values():
-                found[name] = "gradient"
+            elif p.type == "Tensor" and (gradient := next(gradients, "")):
+                found[name] = gradient
             elif p.type == f"bool[{len(self.function.given_tensors)}]":
                 found[name] = "wanted"
             else:
                 raise ValueError(f"parameter {name!r} is neither an argument nor a saved output of {self.function.name}")
-        if len(self.results) != 1 or len(backward.results) != len(self.function.given_tensors):
+        if len(backward.gradients) != len(self.function.given_tensors) or {*backward.gradients} != {*backward.results}:
             raise ValueError(f"its results are not the gradients of the tensors that {self.function.name} takes")
         return found
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """`Function.gradients`, with what is left out of it."""
+        return self.function.gradients or tuple(self.results)
+
+    def kept(self, backward: Bound | None) -> tuple[str, ...]:
+        """Results that are kept for the gradients: the one that a formula takes, or those that the backward takes."""
+        if backward is None:
+            return tuple(self.results) if self.function.gradient else ()
+        return tuple(name for name in self.passed_to(backward).values() if name in self._own_results)
+
+    @property
+    def _own_results(self) -> set[str]:
+        """The results that no argument has the name of."""
+        return {*self.results} - {*self.function.parameters}
 
     def number(self, name: str) -> str:
         """An expression of an option that is a number which the entry point takes."""

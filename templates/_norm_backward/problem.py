@@ -5,7 +5,7 @@ dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); over the rows, dweight = sum 
 
 Layout: dy, x, dx and dresidual are rows x cols, contiguous, of one dtype with weight, dweight and dbias (cols each);
 mean and rstd, one a row, are float64 for that dtype, else float32. dresidual is the gradient that x got elsewhere (a
-residual sum); it is added to dx.
+residual sum); it is added to dx. Kernels that are `added` have it at first.
 The CUDA template is specialised for the number of columns and the options, the CPU template is not.
 """
 
@@ -40,8 +40,8 @@ _MAX_COLS = 16_384
 """A block of 1024 threads holds the sums of so many columns in registers."""
 
 
-def norm_backward(name: str, title: str, *, centred: bool) -> Kernel:
-    options: dict[str, Value] = {"weight": True, "dweight": True, "dresidual": False}
+def norm_backward(name: str, title: str, *, centred: bool, added: bool = False) -> Kernel:
+    options: dict[str, Value] = {"weight": True, "dweight": True, "dresidual": added}
     if centred:
         options["dbias"] = True
     rows, row = ("rows", "cols"), ("cols",)
@@ -91,7 +91,7 @@ def norm_backward(name: str, title: str, *, centred: bool) -> Kernel:
         space=space,
         plan=plan,
         inactive={"cuda": cuda_space.INACTIVE, "cpu": {}},
-        replaces=f"torch.ops.aten.{'native_layer_norm' if centred else '_fused_rms_norm'}_backward",
+        replaces="" if added else f"torch.ops.aten.{'native_layer_norm' if centred else '_fused_rms_norm'}_backward",
         backward_of=name.removesuffix("_backward"),
         validate=lambda w: "" if w.option("weight") or not w.option("dweight") else "dweight=true needs weight=true",
     )

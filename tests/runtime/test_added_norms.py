@@ -11,16 +11,27 @@ from torch.nn import functional
 
 from evo.export import find_exporter
 from tests.export.exports import request_for
-from tests.runtime.conftest import NORMS, Importer
+from tests.runtime.conftest import FLOAT64, NORMS, Importer
 
 
-@pytest.fixture(scope="module", params=["add_rmsnorm", "add_layernorm"])
-def module(request: pytest.FixtureRequest, use: Importer, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    out = tmp_path_factory.mktemp("export") / f"exported_{request.param}"
-    find_exporter("module").export(request_for("cpu", "native", out, *NORMS, kernel=request.param))
-    found = use(out)
-    found.also_serve(measure=False, slower=True)
-    return found
+@pytest.fixture(scope="module", params=["add_rmsnorm", "add_layernorm", "add_layernorm, native"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """Packages of both passes, with the Python launcher and a native one."""
+    kernel, _, launcher = request.param.partition(", ")
+    out = tmp_path_factory.mktemp("export") / f"exported_{kernel}"
+    saved = "rstd=true" if kernel == "add_rmsnorm" else "mean=true,rstd=true"
+    forward = request_for("cpu", "native", out, *NORMS, f"{FLOAT64},{saved}", f"{NORMS[0]},{saved}", kernel=kernel)
+    backward = request_for("cpu", "native", out, NORMS[0], FLOAT64, kernel=f"{kernel}_backward")
+    find_exporter("module").export(forward, backward)
+    importer: Importer = request.getfixturevalue("natively" if launcher else "use")
+    return importer(out)
+
+
+@pytest.fixture
+def module(loaded: ModuleType) -> ModuleType:
+    torch.manual_seed(0)
+    loaded.also_serve(measure=False, slower=True)
+    return loaded
 
 
 def composed(module: ModuleType, x: Any, residual: Any, *vectors: Any, **options: Any) -> Any:
@@ -57,7 +68,6 @@ LEFT: dict[str, Any] = {
     "weight is not contiguous": lambda m: ([*made(m, 7, 96)[:2], torch.randn(192)[::2], *made(m, 7, 96)[3:]], {}),
     "an argument holds no memory": lambda m: (made(m, 0, 96), {}),
     "eps is not a float from": lambda m: (made(m, 7, 96), {"eps": 0.0}),
-    "gradients are being recorded": lambda m: ([made(m, 7, 96)[0].requires_grad_(), *made(m, 7, 96)[1:]], {}),
 }
 
 
@@ -79,18 +89,55 @@ def test_what_no_variant_serves_is_pytorchs_sum_and_norm(module: ModuleType, rea
         assert torch.equal(one, other)
 
 
+LOSSES: dict[str, Any] = {
+    "both results": lambda y, total: (y * y + 3 * total.sin()).sum(),
+    "the norm alone": lambda y, total: (y * y).sum(),
+    "the sum alone": lambda y, total: total.sin().sum(),
+}
+
+
 @pytest.mark.slow
-def test_gradients_are_pytorchs_also_where_variants_serve_the_forward(module: ModuleType) -> None:
-    module.also_serve(gradients=True)
-    try:
-        args = made(module, 7, 96)
-        theirs = [t.clone().requires_grad_() for t in args]
-        ours = [t.clone().requires_grad_() for t in args]
-        assert module.explain(*ours).startswith("variant")
-        for call, tensors in ((own(module), ours), (lambda *t: composed(module, *t), theirs)):
-            y, total = call(*tensors)
-            (y * y + 3 * total.sin()).sum().backward()
-        for one, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
-    finally:
-        module.also_serve(gradients=False)
+@pytest.mark.parametrize("constant", [None, 0, 1, 2])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradients_are_those_of_the_composition(module: ModuleType, loss: str, constant: int | None) -> None:
+    args = made(module, 2, 5, 96)
+    theirs, ours = ([t.clone().requires_grad_(i != constant) for i, t in enumerate(args)] for _ in range(2))
+    served = constant != 0  # a package trains the first tensor
+    assert module.explain(*ours).startswith("variant" if served else "PyTorch: no variant of the backward serves it")
+    for call, tensors in ((own(module), ours), (lambda *t: composed(module, *t), theirs)):
+        LOSSES[loss](*call(*tensors)).backward()
+    for one, other in zip(ours, theirs, strict=True):
+        zero = torch.zeros_like(one)
+        found, wanted = (zero if t.grad is None else t.grad for t in (one, other))
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_backwards_variant_gives_them_of_both_tensors_at_once(module: ModuleType) -> None:
+    x, residual, *vectors = (t.requires_grad_() for t in made(module, 7, 96))
+    y, total = own(module)(x, residual, *vectors)
+    dy, dsum = torch.randn(2, 7, 96)
+    found = torch.autograd.grad([y, total], [x, residual, *vectors], [dy, dsum])
+    wide = total.detach()
+    mean = wide.mean(1) if len(vectors) == 2 else torch.zeros(7)
+    rstd = ((wide - mean[:, None]).square().mean(1) + (1e-5 if len(vectors) == 2 else 1e-6)).rsqrt()
+    saved = [mean, rstd] if len(vectors) == 2 else [rstd]
+    backward, mask = module.backward, [True] * (2 + len(vectors))
+    call = getattr(backward, "add_rms_norm_backward", None) or backward.add_layer_norm_backward
+    args = dy, dsum, wide, *saved, *(t.detach() for t in vectors), mask
+    assert backward.explain(*args).startswith("variant")
+    for one, other in zip((found[0], *found[2:]), call(*args), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.slow
+def test_gradients_can_be_differentiated(module: ModuleType) -> None:
+    x, residual, *vectors = (t.double() for t in made(module, 2, 96))
+    given = [t.requires_grad_() for t in (x, residual)]
+
+    def both(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        y, total = own(module)(x, residual, *vectors)
+        return y * total
+
+    assert torch.autograd.gradgradcheck(both, given, atol=1e-3, fast_mode=True)

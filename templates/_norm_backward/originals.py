@@ -1,0 +1,32 @@
+"""PyTorch's gradients of the norms, of those tensors that a mask asks for; None for the others."""
+
+from typing import Any
+
+import torch
+
+
+def of_layer_norm(
+    grad_out: Any, input: Any, normalized_shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, output_mask: Any
+) -> Any:
+    """PyTorch's operator, which asks whether there is a bias, and does not read it."""
+    bias = input.new_empty(normalized_shape) if bias is None and output_mask[2] else bias
+    args = grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
+    found = torch.ops.aten.native_layer_norm_backward(*args)
+    return tuple(t if wanted else None for t, wanted in zip(found, output_mask, strict=True))
+
+
+def of_rms_norm(grad_out: Any, input: Any, normalized_shape: Any, rstd: Any, weight: Any, output_mask: Any) -> Any:
+    """PyTorch's operator; where it has none, what its autograd does, in the dtype of rstd."""
+    if input.is_cuda and hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
+        found = torch.ops.aten._fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, output_mask)
+        return tuple(t if wanted else None for t, wanted in zip(found, output_mask, strict=True))
+    dy, x, r = (t.to(rstd.dtype).reshape(rstd.numel(), -1) for t in (grad_out, input, rstd))
+    xhat, g = x * r, dy if weight is None else dy * weight.flatten()
+    of_input = ((g - xhat * (g * xhat).mean(1, keepdim=True)) * r).to(input.dtype).view(input.shape)
+    of_weight = (dy * xhat).sum(0).to(input.dtype).view(normalized_shape)
+    return of_input if output_mask[0] else None, of_weight if output_mask[1] else None
+
+
+def with_sum(found: Any, grad_sum: Any) -> Any:
+    """The gradients of a norm of a sum, from those of the norm and the gradient that the sum got elsewhere."""
+    return found if found[0] is None or grad_sum is None else (found[0] + grad_sum, *found[1:])
