@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from evo.runtime.nvrtc import compiler
 from evo.runtime.package import DIFFERENCES, Package, Variant
 from evo.targets import find_target
 from evo.targets._machine_code import code_hash
-from tests.ended import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -94,12 +95,18 @@ def test_the_kernel_it_was_found_for_is_still_here(package: Package) -> None:
     assert any((kernel.folder / file).is_file() for file in FUNCTION_FILES)
 
 
-def test_it_tells_of_itself_on_any_machine_and_is_right_where_a_device_for_it_is(package: Package, tmp_path: Path) -> None:
-    def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
-        own = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(KERNELS.parent)}
-        module = ".".join(("evo.ready", *package.folders[0].relative_to(KERNELS).parts))
-        done = run_python(tmp_path, "-W", "ignore", "-m", module, *arguments, "--json", **own)
-        return done.returncode, json.loads(done.stdout)
+def test_it_tells_of_itself_on_any_machine_and_is_right_where_a_device_for_it_is(
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    module = ".".join(("evo.ready", *package.folders[0].relative_to(KERNELS).parts))
+
+    def run(command: str) -> tuple[int, list[dict[str, Any]]]:
+        """As `python -m` does, less the start of a process."""
+        monkeypatch.setattr(sys, "argv", [module, command, "--json"])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__")
+        return int(ended.value.code or 0), json.loads(capsys.readouterr().out)
 
     code, shown = run("show")
     assert code == 0
