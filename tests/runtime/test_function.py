@@ -75,7 +75,7 @@ def test_a_backward_is_given_what_its_parameters_are_called_by() -> None:
 
     forward, backward = bound("layernorm"), bound("layernorm_backward")
     names = ["grad_out", "input", "normalized_shape", "mean", "rstd", "weight", "bias", "output_mask"]
-    others = {"grad_out": "gradient", "output_mask": "wanted"}
+    others = {"grad_out": "gradient_y", "output_mask": "wanted"}
     assert forward.passed_to(backward) == {name: others.get(name, name) for name in names}
     with pytest.raises(ValueError, match="parameter 'mean' is neither an argument nor a saved output of rms_norm"):
         bound("rmsnorm").passed_to(backward)
