@@ -108,6 +108,8 @@ class Binary:
     code: bytes
     code_hash: str
     """sha256 of the machine code itself, not of the container around it."""
+    stand_in: bytes = b""
+    """The same for the device that measures, where `code` is for an architecture of which that runs no machine code."""
     log: str = ""
     registers: int | None = None
     spill_bytes: int | None = None
@@ -118,6 +120,11 @@ class Binary:
     launch: Mapping[str, int | str | bool] = field(default_factory=dict, hash=False)
     """Fields of `LaunchPlan` that only its compilation could tell, such as smem_bytes, in place of what the kernel's `plan`
     gives."""
+
+    @property
+    def loadable(self) -> bytes:
+        """What the device that measures loads."""
+        return self.stand_in or self.code
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,10 +98,11 @@ def sanitize(request: Request, tools: Sequence[str], limit_s: float) -> Sanitize
     if reason := target.runs(request.arch):
         raise DeviceError(f"{reason}: sanitize it where it does")
     source = render(kernel, request.target, request.genome, request.workload, request.arch)
-    compiled = cache(partial(_compile, source, request.arch, sanitizer.language(source)))
+    compiled = cache(partial(_compile, source, request, sanitizer.language(source)))
     with ThreadPoolExecutor(1) as beside:  # the compiler works while PyTorch is imported and data are drawn
         built = beside.submit(compiled, *sanitizer.flags(tools[0]))
-        calls = tuple(_draw_calls(kernel, request, target.open()))
+        with target.torch_as_on(request.arch):
+            calls = tuple(_draw_calls(kernel, request, target.open()))
         built.result()
     job = _Job(kernel, request, source, calls, limit_s, compiled)
     reports = tuple(job.report(tool, *sanitizer.watch(job, tool)) for tool in tools)
@@ -190,11 +191,11 @@ def _bytes_of(tensor: Any) -> torch.Tensor:
     return none.set_(tensor.untyped_storage(), start - lead_bytes, (size,), (1,))
 
 
-def _compile(source: Source, arch: str, language: Language, *flags: str) -> Binary:
+def _compile(source: Source, request: Request, language: Language, *flags: str) -> Binary:
     source = replace(source, flags=tuple(dict.fromkeys((*source.flags, *flags))))
     try:
         with tempfile.TemporaryDirectory(prefix="evo-sanitize-") as name:
-            return language.compile(source, arch, Path(name))
+            return language.compile(source, request.arch, Path(name), *filter(None, [request.device_arch]))
     except CompileError as error:
         raise EvoError(f"the candidate does not compile with {' '.join(flags)}: {str(error).strip()}") from error
 
@@ -223,7 +224,7 @@ class _Job:
             folder = Path(name)
             calls = [(c.launches(binary.launch), c.values) for c in self.calls]
             entry = binary.launch.get("entry", self.kernel.entry)
-            (folder / "candidate").write_bytes(binary.code)
+            (folder / "candidate").write_bytes(binary.loadable)
             (folder / "calls").write_bytes(pickle.dumps((self.request.target, entry, filled, calls)))
             child = "import evo.sanitize, sys; evo.sanitize.make_calls(sys.argv[1])"
             command = [*tool, sys.executable, "-P", "-c", child, name]

@@ -312,6 +312,7 @@ def _rest(found: Explanation, command: str) -> str:
 def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db: str) -> Ablation:
     """The edits of an explanation, timed in one race on this machine. Raises UsageError where the candidate's code does
     not run here."""
+    from evo.executors import device_name
     from evo.search.check import measure_ablation
     from evo.search.place import open_workers  # its import takes longer than all else
     from evo.targets import find_target
@@ -319,7 +320,7 @@ def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db:
     target = find_target(record.target)
     if reason := target.runs(record.arch):
         raise UsageError(f"code for {record.arch} cannot be timed here: {reason}")
-    here = target.device().name
+    here = device_name(target, record.arch)
     if here != record.device:
         notice(f"timed on {here}; the recorded figures are of {record.device}")
     kernel = recorded_kernel(record.kernel, None)

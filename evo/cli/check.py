@@ -23,6 +23,7 @@ from evo.cli.recorded import again_line, drawn_case, source_remarks, task_of, tr
 from evo.environment import DEFAULT_DB, cache_dir
 from evo.errors import DeviceError, EvoError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Build, Status
+from evo.executors import device_arch, device_name
 from evo.executors._processes import SCRATCH
 from evo.job.job import check_workloads, load_context
 from evo.job.values import draw_seed, parse_legal
@@ -64,7 +65,7 @@ def check(
     ],
     arch: Annotated[
         str | None,
-        typer.Option(help="sm_89: machine code, also without a GPU. compute_89: PTX, gated on any newer GPU."),
+        typer.Option(help="sm_89: compiled also without a GPU, gated on any as new; compute_89: its PTX."),
     ] = None,
     target: TargetName = None,
     workload: Annotated[list[str] | None, typer.Option(help="Workload, not the kernel's own; repeat for more.")] = None,
@@ -432,6 +433,7 @@ def sanitize(
             kernel=recorded.kernel,
             target=recorded.target,
             arch=recorded.arch,
+            device_arch=device_arch(find_target(recorded.target), recorded.arch),
             genome=Genome.of(recorded.parameters),
             workload=workload_of(recorded),
             seed=drawn,
@@ -547,7 +549,7 @@ def _contenders(task: TaskExecutor, db: str) -> list[tuple[str, Genome]]:
     default = "default", Genome.of(space.complete(space.default))
     if "://" not in db and not Path(db).exists():
         return [default]
-    device = find_target(task.target).device().name
+    device = device_name(task.executor.target, task.arch)
     with Store.open(db, write=False) as store:
         found = [b for b in find_best(store, target=task.target) if b.workload == workload.key]
         known = [b for b in found if is_of(store, b.kernel, b.run, task.problem)]

@@ -14,6 +14,7 @@ from evo.cli.options import Json, answer, print_json
 from evo.environment import cache_dir
 from evo.errors import CompileError, DeviceError, EvoError, error_line
 from evo.evaluation import Build, Status, Timing
+from evo.executors import device_name
 from evo.export import MANIFEST, ExportItem, ExportRequest, find_exporter
 from evo.export._tuned import changed, figures_of, not_legal, read_tuned, to_build
 from evo.export._winners import export_winners
@@ -128,7 +129,7 @@ def _judged(
         yield {"verdict": "compiles", "reason": elsewhere}
         return
     yield {"verdict": "right", "gate": str(Status.OK)}
-    here, measured_on = find_target(part.target).device().name, part.environment["device"]
+    here, measured_on = device_name(find_target(part.target), part.arch), part.environment["device"]
     then = figures_of(item)
     if here != measured_on:
         yield {"reason": f"it was measured on {measured_on}, and this is {here}"}

@@ -8,13 +8,14 @@ one that breaks it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 import psutil
 
 from evo.discovery import find_plugin
-from evo.errors import UsageError
+from evo.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:  # the server of workers starts before the rest is imported
     from concurrent.futures import Future
@@ -82,6 +83,22 @@ class AskedTarget(Protocol):
     def runs(self, arch: str) -> str: ...
 
     def compiler(self) -> str: ...
+
+
+def device_name(target: AskedTarget, arch: str) -> str:
+    """The name of the device that measures code for `arch`, and for which other one it stands in: times of those do not mix.
+    Raises DeviceError."""
+    info = target.device()
+    same = arch == info.arch or target.limits(arch).capability == target.limits(info.arch).capability
+    return info.name if same else f"{info.name} as {arch}"
+
+
+def device_arch(target: AskedTarget, arch: str) -> str:
+    """The architecture of the device that measures, as in `Request`; empty where it is `arch`, or there is no device."""
+    with suppress(DeviceError):
+        own = target.device().arch
+        return own if own != arch else ""
+    return ""
 
 
 class Executor(Protocol):

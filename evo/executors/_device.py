@@ -395,6 +395,11 @@ def open_device() -> None:
 def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing", "case")) -> None:
     """Opens the device, and makes the needed parts of a workload's data that the harness lacks. Raises DeviceError,
     UsageError if they do not fit."""
+    with find_target(data.target).torch_as_on(data.arch):
+        _make_ready(data, needed)
+
+
+def _make_ready(data: TaskData, needed: tuple[str, ...]) -> None:
     harness = _harness(data)
     missing = {part for part in needed if harness.lacks(part)}
     if missing or not _state.used:  # a spare is tested again: another process may have broken the device since
@@ -448,7 +453,8 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
 
     try:
         harness = _harness(data)
-        return harness.race(request) if isinstance(request, RaceRequest) else harness.measure(request, gated)
+        with find_target(data.target).torch_as_on(data.arch):
+            return harness.race(request) if isinstance(request, RaceRequest) else harness.measure(request, gated)
     except (RuntimeError, MemoryError) as error:
         text = f"{type(error).__name__}: {error}"
         status = classify("OUT OF MEMORY" if isinstance(error, MemoryError) else text, Status.OK)

@@ -16,11 +16,12 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
 from evo.errors import CompileError, DeviceError, TemplateError
-from evo.evaluation import Build, Evaluation, Status
+from evo.evaluation import Binary, Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import AdaptiveTimeout, Device, Job, deliver, prepare_device
 from evo.executors._processes import (
@@ -34,7 +35,7 @@ from evo.executors._processes import (
 )
 from evo.executors._worker import MOST_KILLED, Worker, WorkerLost, ran_out_of_memory
 from evo.measure import RaceRequest, RaceResult, Request
-from evo.problem.kernel import Kernel
+from evo.problem.kernel import Kernel, Launch, Limits
 from evo.problem.loading import load_kernel
 from evo.problem.render import render
 from evo.sanitize import Sanitized, sanitize
@@ -367,11 +368,13 @@ def _build(kernel: Kernel, request: Request, cache_dir: str) -> Build:
     )
     started = time.perf_counter()
     try:
-        binary, seconds, cached = cached_build(Path(cache_dir), language, source, request.arch)
+        binary, seconds, cached = cached_build(Path(cache_dir), language, source, request.arch, request.device_arch)
         limits = target.limits(request.arch)
         point = request.genome.parameters
         launches = kernel.sequence(request.target, point, request.workload, limits, binary.launch).launches
         occupancies = [language.occupancy(binary, launch, limits) for launch in launches]
+        if binary.stand_in:
+            _check_fit(binary, launches, occupancies, limits)
     except CompileError as error:
         return replace(built, seconds=time.perf_counter() - started, log=str(error))
     return replace(
@@ -384,6 +387,19 @@ def _build(kernel: Kernel, request: Request, cache_dir: str) -> Build:
         smem_dynamic_bytes=max(launch.smem_bytes for launch in launches),
         occupancy=min((share for share in occupancies if share is not None), default=None),
     )
+
+
+def _check_fit(
+    binary: Binary, launches: Sequence[Launch], occupancies: Sequence[float | None], limits: Limits
+) -> None:
+    """Raises CompileError where the architecture does not hold a block that the device which measures may."""
+    for launch, share in zip(launches, occupancies, strict=True):
+        smem = launch.smem_bytes + (binary.smem_static_bytes or 0)
+        if share == 0 or smem > limits.smem_bytes_per_block:
+            raise CompileError(
+                f"a block of {prod(launch.block)} threads with {smem:,} bytes of shared memory fits no multiprocessor of"
+                f" {limits.arch}"
+            )
 
 
 EXECUTOR = LocalExecutor

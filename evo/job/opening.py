@@ -8,7 +8,7 @@ from evo.analysis.runs import find_best
 from evo.discovery import check_files
 from evo.environment import cache_dir
 from evo.errors import DeviceError, StoreError, UnknownNameError, UsageError
-from evo.executors import AskedTarget, Executor
+from evo.executors import AskedTarget, Executor, device_name
 from evo.job.job import Job, choose_arch, plan_run, read_options
 from evo.job.starts import known_starts, open_recorded, read_starts
 from evo.job.values import read_values
@@ -37,7 +37,7 @@ def open_search(job: Job, db: str, tell: Callable[[str], None]) -> Iterator[Open
         workers = elsewhere or _open_here(opened, job.target, db, job.place, tell)
         store = opened.enter_context(Store.open(db, write=True))
         check_default(job.kernel, workers, spec)
-        run = store.create_run(spec, describe_environment(workers.target))
+        run = store.create_run(spec, describe_environment(workers.target, spec.arch))
         yield OpenRun(run=run, kernel=job.kernel, store=store, executor=workers)
 
 
@@ -136,7 +136,7 @@ def configure(job: Job, db: str, tell: Callable[[str], None], elsewhere: Executo
     if job.starts:
         starts = read_starts(job.starts, job.kernel, job.target, spaces, db)
     else:
-        starts = () if job.cold else known_starts(job, target.device().name, spaces, db, tell)
+        starts = () if job.cold else known_starts(job, device_name(target, arch), spaces, db, tell)
     find_sampler(job.sampler)(spaces[0], 0, job.sampler_options)  # refuses bad options before anything starts
     return plan_run(replace(job, arch=arch, fixed=fixed), starts, elsewhere)
 
@@ -171,7 +171,7 @@ def prolong(store: Store, run: str, limit: Budget | None, target: AskedTarget) -
 
 def _check_same_machine(run: StoredRun, target: AskedTarget) -> None:
     """Raises StoreError if the device, driver, compiler or PyTorch of a run has changed since: such times do not mix."""
-    then, now = run.environment, describe_environment(target)
+    then, now = run.environment, describe_environment(target, run.spec.arch)
     for name in ("device", "driver", "compiler", "torch"):
         before, after = getattr(then, name), getattr(now, name)
         if before != after:

@@ -23,7 +23,8 @@ class TaskData:
     """The data that all candidates of a workload are judged with.
 
     kernel: its name, or the path of its folder, by which workers find it. kernel_digest: the digest that it must have there;
-    empty for any. seed: draws the data.
+    empty for any. seed: draws the data. arch: architecture of the candidates, beside which PyTorch has what there is on it;
+    empty for the device's own.
     """
 
     kernel: str
@@ -31,6 +32,7 @@ class TaskData:
     target: str
     workload: Workload
     seed: int = 0
+    arch: str = ""
 
     @property
     def data(self) -> TaskData:
@@ -50,9 +52,11 @@ class Incumbent:
 @dataclass(frozen=True, kw_only=True)
 class Request(TaskData):
     """Build one candidate for one workload. A request with a `build`: gate it and, if it passes and `time` is set, time it
-    beside the reference; and beside the incumbent, if it comes close to that. cases: gate cases beyond the kernel's own."""
+    beside the reference; and beside the incumbent, if it comes close to that. cases: gate cases beyond the kernel's own.
+    device_arch: architecture of the device that measures, where `arch` is of another; else empty."""
 
     arch: str
+    device_arch: str = ""
     genome: Genome
     build: Build | None = None
     time: bool = True

@@ -84,10 +84,15 @@ class Compiler:
         return f"compute_{max(older)}"
 
     def compile(
-        self, source: bytes, headers: Mapping[str, bytes], flags: Iterable[str], arch: str
+        self,
+        source: bytes,
+        headers: Mapping[str, bytes],
+        flags: Iterable[str],
+        arch: str,
+        ptx: list[bytes] | None = None,
     ) -> tuple[bytes, str]:
-        """(a cubin for sm_XX, PTX for compute_XX; the log, of ptxas too). `headers`: what the source includes, by name.
-        Raises Refused, and Unavailable where the compiler itself fails."""
+        """(a cubin for sm_XX, PTX for compute_XX; the log, of ptxas too). `headers`: what the source includes, by name. ptx:
+        is given the PTX, also of a cubin. Raises Refused, and Unavailable where the compiler itself fails."""
         names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
         texts = (ctypes.c_char_p * len(headers))(*headers.values())
         program, options = ctypes.c_void_p(), [f"--gpu-architecture={arch}".encode(), *(f.encode() for f in flags)]
@@ -101,6 +106,8 @@ class Compiler:
             log = self._fetch("ProgramLog", program).replace(b"\0", b"").decode(errors="replace").strip()
             if error:
                 raise Refused(self, log or self._name(error))
+            if ptx is not None:
+                ptx.append(self._fetch("PTX", program).rstrip(b"\0"))
             if arch.startswith("sm_"):
                 return self._fetch("CUBIN", program), log
             return self._fetch("PTX", program).rstrip(b"\0"), log
@@ -126,19 +133,19 @@ class Compiler:
 @cache
 def compiler() -> Compiler:
     """The one beside PyTorch. Raises Unavailable where there is none."""
-    for place in _places():
+    for place in places("nvrtc"):
         with suppress(OSError, AttributeError):
             return Compiler(place)
     raise Unavailable("CUDA's compiler library NVRTC is not found beside PyTorch")
 
 
-def _places() -> Iterator[str]:
-    """Where PyTorch has it from: linked into a library of its own, among NVIDIA's wheels, or on the system. PyTorch itself,
-    which takes seconds to import, is not needed for it."""
+def places(name: str) -> Iterator[str]:
+    """Where PyTorch has a library of CUDA (nvrtc, nvJitLink) from: linked into one of its own, among NVIDIA's wheels, or on
+    the system. PyTorch itself, which takes seconds to import, is not needed for it."""
     torch = importlib.util.find_spec("torch")
     folder = Path(torch.origin).parent if torch and torch.origin else Path()
     own, made_for = folder / "lib", ""
-    yield str(own / "libcaffe2_nvrtc.so")
+    yield str(own / f"libcaffe2_{name}.so")
     with suppress(OSError):
         made_for = (folder / "version.py").read_text()
     major = match[1] if (match := re.search(r"^cuda\b.*'(\d+)\.", made_for, re.MULTILINE)) else ""
@@ -146,11 +153,11 @@ def _places() -> Iterator[str]:
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("nvidia")
         roots = (spec.submodule_search_locations or ()) if spec else ()
-        found = [p for root in roots for p in sorted(Path(root).glob("*/lib/libnvrtc.so.*"))]
+        found = [p for root in roots for p in sorted(Path(root).glob(f"*/lib/lib{name}.so.*"))]
     yield from map(str, sorted(found, key=lambda p: p.suffix != f".{major}"))  # else in the order of Python's path
-    yield from map(str, sorted(p for p in own.glob("libnvrtc*.so*") if "builtins" not in p.name))
+    yield from map(str, sorted(p for p in own.glob(f"lib{name}*.so*") if "builtins" not in p.name))
     with suppress(ImportError, RuntimeError, OSError):  # a toolkit's, where this is installed
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        yield str(load_nvidia_dynamic_lib("nvrtc").abs_path)
-    yield f"libnvrtc.so.{major}"
+        yield str(load_nvidia_dynamic_lib(name).abs_path)
+    yield f"lib{name}.so.{major}"

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from evo import __version__
 from evo.errors import DeviceError, EvoError, StoreError, TemplateError, error_line
 from evo.evaluation import Status
-from evo.executors import AskedTarget, Executor
+from evo.executors import AskedTarget, Executor, device_name
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel
@@ -104,12 +104,12 @@ def execute(
         raise
 
 
-def describe_environment(target: AskedTarget) -> Environment:
+def describe_environment(target: AskedTarget, arch: str) -> Environment:
     """Device, driver, compilers and library versions as they are now. Raises DeviceError."""
     info, compiler = target.device(), target.compiler()
     nvrtc = re.match(r"nvrtc ([0-9.]+)", compiler)
     return Environment(
-        device=info.name,
+        device=device_name(target, arch),
         arch=info.arch,
         driver=info.driver,
         cuda=info.details.get("cuda_driver", ""),

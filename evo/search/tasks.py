@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 from evo.evaluation import Build, Evaluation
-from evo.executors import Executor
+from evo.executors import Executor, device_arch
 from evo.executors._worker import run_with_kernel
 from evo.lineage import RunSpec, Stage, StoredRun, gate_seeds
 from evo.lineage.store import Store
@@ -52,7 +52,6 @@ class TaskExecutor(TaskData):
     problem: Kernel
     """The kernel that workers load by its name."""
     executor: Executor
-    arch: str
     finals_cases: int = RANDOM_CASES
     """Random ones that a finalist is gated on; the winner meets more."""
     sanitized: bool = False
@@ -86,7 +85,11 @@ class TaskExecutor(TaskData):
         return [self, *(task for task in near if task.space.is_legal(genome.parameters))]
 
     def request(self, genome: Genome) -> Request:
-        return Request(**vars(self.data), arch=self.arch, genome=genome)
+        return Request(**vars(self.data), device_arch=self._device_arch, genome=genome)
+
+    @cached_property
+    def _device_arch(self) -> str:
+        return device_arch(self.executor.target, self.arch)
 
     def build(self, genome: Genome) -> Future[Build]:
         return self.executor.build(self.request(genome))

@@ -235,9 +235,14 @@ class Language(Notation, Protocol):
         """Compiler name and version, part of the build cache's key. Raises DeviceError if there is none."""
         ...
 
-    def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
+    def linker(self) -> str:
+        """Name and version of what makes `Binary.stand_in`, part of its key in the build cache; empty without one."""
+        ...
+
+    def compile(self, source: Source, arch: str, workdir: Path, device_arch: str = "") -> Binary:
         """Compiles in an empty folder of its own. What of a launch follows from the compilation alone, such as shared
-        memory, is told in `Binary.launch`. Raises CompileError with the compiler's log."""
+        memory, is told in `Binary.launch`. device_arch: of the device that is to run it, where that is another. Raises
+        CompileError with the compiler's log."""
         ...
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
@@ -348,6 +353,11 @@ class Target(Protocol):
         """Also an architecture whose code newer devices than these compile when they load it, where there is one."""
         ...
 
+    def torch_as_on(self, arch: str) -> AbstractContextManager[None]:
+        """Within it PyTorch computes with what it has on devices of `arch`, though the device present may be of another.
+        Empty: the device's own."""
+        ...
+
     def needs(self, arch: str, flags: Sequence[str]) -> dict[str, Any] | None:
         """What a machine must have for a binary for `arch`, as a manifest states it; None where `arch` says it."""
         ...
@@ -411,8 +421,11 @@ class CachedBinary(NamedTuple):
     cached: bool
 
 
-def cached_build(folder: Path, language: Language, source: Source, arch: str) -> CachedBinary:
-    """The binary of `source` for `arch`, compiled in a temporary folder if it is not in the cache.
+def cached_build(
+    folder: Path, language: Language, source: Source, arch: str, device_arch: str = ""
+) -> CachedBinary:
+    """The binary of `source` for `arch`, compiled in a temporary folder if it is not in the cache. device_arch: see
+    `Language.compile`.
 
     The cache is a folder of entries, one file each, that any number of processes may share. If two processes build the same,
     the later one replaces equal with equal. An entry that a crash or a bad disk has damaged is built again.
@@ -420,23 +433,26 @@ def cached_build(folder: Path, language: Language, source: Source, arch: str) ->
     Raises CompileError from the language; UsageError if the folder cannot be written to.
     """
     # The source's digest covers text, local headers, entry point and flags. Entries with other fields are never read.
-    parts = (language.name, language.compiler(), arch, source.digest, *(f.name for f in fields(Binary)))
+    device = [device_arch] if device_arch else []
+    linked = [*device, language.linker()] if device else []
+    parts = (language.name, language.compiler(), *linked, arch, source.digest, *(f.name for f in fields(Binary)))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = folder / key[:2] / f"{key[2:]}.build"
     if (stored := read_whole(path)) is not None:
         head, _, code = stored.partition(b"\n")
-        seconds, figures = json.loads(head)
-        return CachedBinary(Binary(code=code, **figures), seconds, cached=True)
+        seconds, size, figures = json.loads(head)
+        return CachedBinary(Binary(code=code[:size], stand_in=code[size:], **figures), seconds, cached=True)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="evo-build-", ignore_cleanup_errors=True) as workdir:
-        binary = language.compile(source, arch, Path(workdir))
+        binary = language.compile(source, arch, Path(workdir), *device)
     seconds = time.perf_counter() - started
     if replace(source).digest != source.digest:  # a header has changed: which of the two was compiled, nobody knows
         return CachedBinary(binary, seconds, cached=False)
-    figures = {name: value for name, value in vars(binary).items() if name != "code"}
+    figures = {name: value for name, value in vars(binary).items() if name not in ("code", "stand_in")}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps([seconds, figures]).encode() + b"\n" + binary.code)
+        head = json.dumps([seconds, len(binary.code), figures]).encode()
+        write_whole(path, head + b"\n" + binary.code + binary.stand_in)
     except OSError as error:
         raise UsageError(
             f"the build cache {folder} cannot be written ({error.strerror}): free some space there, or choose another"

@@ -39,14 +39,15 @@ from evo.targets.languages.cuda_cpp import nvrtc_version
 def load(binary: Binary, entry: str, limits: Limits, stream: Callable[[], int]) -> CudaLoaded:
     """A cubin, or PTX that the driver compiles now, in the current context. stream: asked at each launch, where it is made.
     Raises LaunchError with the driver's log."""
-    is_cubin = binary.code.startswith(b"\x7fELF")
+    code = binary.loadable
+    is_cubin = code.startswith(b"\x7fELF")
     try:
-        module = get(ctypes.c_void_p, "cuModuleLoadData", f"{entry!r} does not load", binary.code)
+        module = get(ctypes.c_void_p, "cuModuleLoadData", f"{entry!r} does not load", code)
     except LaunchError as error:
         advice = "" if is_cubin else ptx_advice(nvrtc_version(), driver_version())
         raise LaunchError(f"{error}{advice and f'; {advice}'}") from None
     try:
-        loaded = CudaLoaded(module, entry, limits, binary.code, stream)
+        loaded = CudaLoaded(module, entry, limits, code, stream)
         loaded.launch = binary.launch
         return loaded
     except LaunchError:

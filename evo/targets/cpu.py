@@ -4,7 +4,7 @@ import os
 import platform
 import re
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,9 @@ class CpuTarget:
 
     def with_intermediate(self, archs: Sequence[str]) -> tuple[str, ...]:
         return tuple(archs)
+
+    def torch_as_on(self, arch: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def needs(self, arch: str, flags: Sequence[str]) -> dict[str, Any]:
         """The machine, and the instruction sets that code for -march=`arch` may use; None in their place where they are not

@@ -1,7 +1,8 @@
 """NVIDIA GPUs, through the CUDA driver.
 
 Architectures: sm_89 is machine code for GPUs of compute capability 8.9 and later ones of that generation, sm_90a for 9.0
-alone; compute_89 is PTX, which the driver compiles when it loads it, for any GPU at least as new.
+alone; compute_89 is PTX, for any GPU at least as new. Where candidates are measured, those run code for sm_89, too: what is
+linked from its PTX, within the limits of sm_89 and beside what PyTorch has there.
 """
 
 import ctypes
@@ -9,7 +10,7 @@ import os
 import re
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -50,30 +51,34 @@ class CudaTarget:
     @staticmethod
     @cache
     def limits(arch: str) -> Limits:
-        """The GPU's own properties if `arch` runs on it, else those of the architecture's table.
+        """The GPU's own properties if `arch` is its architecture, else those of the architecture's table; of a newer GPU,
+        which runs its code, the number of multiprocessors and the cache.
 
-        PTX may run on a GPU with more shared memory than its architecture guarantees: only the guaranteed size
-        counts.
+        PTX may run on a GPU with less shared memory than the architecture's own has.
         """
         kind, number = parse_arch(arch)
         try:
             present = parse_arch(device_arch())[1]
         except DeviceError:
             return arch_limits(arch)
-        if kind == "sm" and number == present:
+        if number == present:
             return device_limits(arch)
         promised = arch_limits(arch)
-        if kind == "compute" and number <= present:
-            own = device_limits(arch)
-            return replace(own, smem_bytes_per_block=min(own.smem_bytes_per_block, promised.smem_bytes_per_block))
-        return promised
+        if number > present:
+            return promised
+        own, smem = device_limits(arch), promised.smem_bytes_per_block
+        if kind == "compute":
+            smem = min(own.smem_bytes_per_block, smem)
+        promised = replace(promised, multiprocessors=own.multiprocessors, cache_bytes=own.cache_bytes)
+        return replace(promised, smem_bytes_per_block=smem)
 
     def runs(self, arch: str) -> str:
         parse_arch(arch)
         info = self.device()
         from evo.runtime.choice import rank_on_gpu  # imports PyTorch
 
-        if rank_on_gpu(arch, divmod(parse_arch(info.arch)[1], 10)) is not None:
+        through_ptx = arch.replace("sm_", "compute_")
+        if rank_on_gpu(through_ptx, divmod(parse_arch(info.arch)[1], 10)) is not None:
             return ""
         return f"this is {info.name} ({info.arch}); code for {arch} does not run here"
 
@@ -114,6 +119,14 @@ class CudaTarget:
         if not plain or any(m and m[1] == "compute" for m in found):
             return tuple(archs)
         return (*archs, f"compute_{min(plain)}")
+
+    def torch_as_on(self, arch: str) -> AbstractContextManager[None]:
+        """Attention of cuDNN is not PyTorch's choice before 9.0, and on a GPU of 9.0 uses what only that has."""
+        if not arch or parse_arch(arch)[1] >= _CUDNN or parse_arch(device_arch())[1] < _CUDNN:
+            return nullcontext()
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
     def needs(self, arch: str, flags: Sequence[str]) -> None:
         return None
@@ -290,6 +303,10 @@ _TABLE = {
 }
 
 
+_CUDNN = 90
+"""The capability from which on PyTorch prefers cuDNN for attention."""
+
+
 _ARCH = re.compile(r"(sm|compute)_(\d{2,3})([af]?)")
 
 
@@ -302,6 +319,13 @@ def parse_arch(arch: str) -> tuple[str, int]:
             f"driver compiles"
         )
     return found.group(1), int(found.group(2))
+
+
+def runs_through_ptx(arch: str, device_arch: str) -> bool:
+    """Whether a device runs code for `arch` as what is made of its PTX: a newer one of another generation. CUDA C++
+    Programming Guide, "Binary Compatibility"."""
+    (kind, number), (_, own) = parse_arch(arch), parse_arch(device_arch)
+    return number <= own and (kind == "compute" or number // 10 != own // 10)
 
 
 def arch_limits(arch: str) -> Limits:

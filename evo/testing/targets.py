@@ -51,6 +51,12 @@ class TargetSuite(Suite):
             with pytest.raises(DeviceError, match="z80000"):
                 ask("z80000")
 
+    def test_pytorch_computes_as_it_does_where_no_other_device_is_stood_in_for(self, target: Target) -> None:
+        import torch
+
+        with target.torch_as_on(""):
+            assert torch.ones(2).sum() == 2
+
     def test_code_for_the_device_present_runs_here(self, target: Target) -> None:
         try:
             arch = target.device().arch

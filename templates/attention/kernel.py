@@ -146,11 +146,15 @@ def _causal_mask(problem: Workload, device: torch.device) -> torch.Tensor:
 
 
 def _forced(*backends: str) -> Callable[[Tensors, Workload], torch.Tensor]:
-    """PyTorch's choice of these back ends. Raises RuntimeError where none can run."""
+    """PyTorch's choice of these back ends. Raises RuntimeError where none can run, and for cuDNN where it is switched off:
+    then the race is for a GPU on which PyTorch has another."""
 
     def call(inputs: Tensors, problem: Workload) -> torch.Tensor:
+        import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
+        if "CUDNN_ATTENTION" in backends and not torch.backends.cuda.cudnn_sdp_enabled():
+            raise RuntimeError("cuDNN's attention is switched off")
         with sdpa_kernel([getattr(SDPBackend, name) for name in backends]):
             return _sdpa(inputs, problem)
 

@@ -134,5 +134,5 @@ def test_the_release_of_cuda_is_told_where_it_is_recorded(store: Store, tmp_path
         path = next(p for p in written if p.name.endswith(".t4.json"))
         told[name] = json.loads(path.read_text())["metadata"]["environment"]["device_query"].get("cuda")
     assert told == {"own": "13.0", "before": "12.9", "cpu": None}
-    here = describe_environment(find_target("cpu"))
+    here = describe_environment(find_target("cpu"), "native")
     assert (here.cuda, here.nvrtc) == ("", "")

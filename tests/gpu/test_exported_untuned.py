@@ -168,7 +168,7 @@ def test_compiling_beside_another_threads_capture_breaks_neither(module: ModuleT
 
 def test_without_the_compiler_it_is_pytorchs(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     nvrtc = importlib.import_module(f"{module.__name__}.runtime.nvrtc")
-    monkeypatch.setattr(nvrtc, "_places", lambda: iter(()))
+    monkeypatch.setattr(nvrtc, "places", lambda name: iter(()))
     nvrtc.compiler.cache_clear()
     args = arguments(module, a_size(module))
     assert "NVRTC is not found" in module.explain(*args)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from evo import cli
+from evo.evaluation import Binary, Evaluation
 from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.lineage.store import Store
+from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.problem.space import Value
@@ -53,6 +56,40 @@ def test_a_search_ends_with_a_winner_whose_ancestry_is_known(
     assert [e.candidate.order for e in evaluations] == list(range(80))
     refused = [e for e in evaluations if not e.evaluation.status.passed]
     assert not refused, [(e.evaluation.status, e.evaluation.log, str(e.candidate.proposal.genome)) for e in refused]
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "compute_89"])
+def test_a_search_for_an_older_gpu_has_nothing_compiled_where_it_is_timed(
+    arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = find_target("cuda")
+    if target.limits(target.device().arch).capability < 90:
+        pytest.skip(f"{target.device().name} is no newer generation than that of sm_89")
+    measure, race, loaded = LocalExecutor.measure, LocalExecutor.race, list[Binary | None]()
+
+    def noted_measure(self: LocalExecutor, request: Request) -> Future[Evaluation]:
+        loaded.append(request.build and request.build.binary)
+        return measure(self, request)
+
+    def noted_race(self: LocalExecutor, request: RaceRequest) -> Future[RaceResult]:
+        loaded.extend(build.binary for _, _, build in request.contenders)
+        return race(self, request)
+
+    monkeypatch.setattr(LocalExecutor, "measure", noted_measure)
+    monkeypatch.setattr(LocalExecutor, "race", noted_race)
+    db = str(tmp_path / "lineage.db")
+    search = ["search", "attention", "--target", "cuda", "--arch", arch, "--workload", WORKLOADS["attention"]]
+    record = run_json(capsys, *search, "--evaluations", "40", "--seed", "3", "--name", "older", "--db", db)
+    assert {b.loadable[:4] for b in loaded if b} == {b"\x7fELF"}
+    (workload,) = record["workloads"]
+    assert workload["winner"]
+    assert "cudnn" not in workload["baselines"]
+    with Store.open(db, write=False) as store:
+        run = store.run("older")
+        evaluations = store.evaluations(run)
+    assert run.environment.device == f"{target.device().name} as {arch}"
+    refused = [e.evaluation for e in evaluations if not e.evaluation.status.passed]
+    assert not refused, [(e.status, e.log) for e in refused]
 
 
 GROUPS = "batch=2,heads=20,kv_heads=2,q_len=3,kv_len=515,head_dim=128,dtype=bfloat16,causal=true,lse=true"

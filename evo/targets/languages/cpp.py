@@ -51,7 +51,10 @@ class Cpp:
         instructions = hashlib.sha256(" ".join(sorted(features())).encode()).hexdigest()[:8]
         return f"{compiler_version(compiler_path(self._compiler))}, on {model()} [{instructions}]"
 
-    def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
+    def linker(self) -> str:
+        return ""
+
+    def compile(self, source: Source, arch: str, workdir: Path, device_arch: str = "") -> Binary:
         """Raises CompileError; DeviceError for no compiler or an unknown arch; UsageError for a full disk."""
         from evo.targets._machine_code import code_hash
 

@@ -16,6 +16,7 @@ from evo.problem.kernel import Launch, Limits
 from evo.runtime.nvrtc import Compiler, Refused, compiler, own_arch
 from evo.runtime.package import Unavailable
 from evo.targets import Language
+from evo.targets._nvjitlink import linker
 
 if TYPE_CHECKING:
     from evo.problem.render import Source
@@ -49,18 +50,26 @@ class CudaCpp:
         headers = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
         return f"nvrtc {version}, headers {headers.group(1) if headers else 'unknown'}"
 
-    def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
+    @staticmethod
+    def linker() -> str:
+        try:
+            return str(linker(nvrtc_version()))
+        except Unavailable:
+            return ""
+
+    def compile(self, source: Source, arch: str, workdir: Path, device_arch: str = "") -> Binary:
         """Writes nothing to `workdir`. Registers, spills and the like are None for compute_XX. A source with a line
         `// needs sm_90a` is compiled for that where code for sm_90 is wanted."""
         from evo.targets._machine_code import code_hash, triggers_dependents
-        from evo.targets.cuda import parse_arch
+        from evo.targets.cuda import parse_arch, runs_through_ptx
 
         is_ptx = parse_arch(arch)[0] == "compute"
         try:
             arch = own_arch(source.text, arch)
         except Unavailable as error:
             raise CompileError(str(error)) from None
-        code, log = run_nvrtc(source.text, arch, source.flags, source.include_dirs)
+        ptx: list[bytes] | None = [] if device_arch and runs_through_ptx(arch, device_arch) else None
+        code, log = run_nvrtc(source.text, arch, source.flags, source.include_dirs, ptx)
         figures = ptxas_figures(log, source.entry)
         if f".entry {source.entry}(".encode() not in code if is_ptx else figures is None:
             raise _no_entry(source.entry)
@@ -69,6 +78,7 @@ class CudaCpp:
             code_hash=code_hash(code),
             log=log,
             triggers_dependents=triggers_dependents(code),
+            stand_in=_linked(ptx[0], device_arch, source.flags) if ptx else b"",
             **(figures or {}),  # type: ignore[arg-type]
         )
 
@@ -89,6 +99,20 @@ class CudaCpp:
 
     def recipe(self, flags: Sequence[str]) -> Mapping[str, Sequence[str]]:
         return {"flags": with_standard(flags)}
+
+
+def _linked(ptx: bytes, arch: str, flags: Sequence[str]) -> bytes:
+    """Machine code of PTX for the device that runs it; without a linker the PTX, which the driver compiles there. Raises
+    CompileError."""
+    try:
+        found = linker(nvrtc_version())
+    except Unavailable:
+        return ptx
+    return found.link(ptx, arch, [f.replace("--", "-", 1) for f in flags if f.lstrip("-").startswith(_LINKED)])
+
+
+_LINKED = ("lineinfo", "maxrregcount")
+"""Flags that say something of machine code, and that PTX does not keep."""
 
 
 def _no_entry(entry: str) -> CompileError:
@@ -131,8 +155,10 @@ def _header_dirs() -> tuple[Path, ...]:
     return (Path(found), Path(extra)) if extra and Path(extra).is_dir() else (Path(found),)
 
 
-def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable[str] = ()) -> tuple[bytes, str]:
-    """(a cubin for sm_XX, PTX text in UTF-8 for compute_XX; the log of NVRTC and ptxas).
+def run_nvrtc(
+    text: str, arch: str, flags: Iterable[str], include_dirs: Iterable[str] = (), ptx: list[bytes] | None = None
+) -> tuple[bytes, str]:
+    """(a cubin for sm_XX, PTX text in UTF-8 for compute_XX; the log of NVRTC and ptxas). ptx: as in `Compiler.compile`.
 
     Raises CompileError with the log, which names lines; DeviceError where the compiler is missing or does not
     know `arch`.
@@ -153,7 +179,7 @@ def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable
         *(f"--include-path={d}" for d in (*include_dirs, *map(str, _header_dirs()))),
     ]
     try:
-        code, log = _compiler().compile(text.encode(), {}, options, arch)
+        code, log = _compiler().compile(text.encode(), {}, options, arch, ptx)
     except Refused as error:
         raise CompileError(_steady(error.log)) from None
     except Unavailable as error:
