@@ -27,7 +27,6 @@ from evo.problem.loading import load_kernel
 from evo.report.terminal import notice, say
 from evo.report.text import counted, duration, parse_duration
 from evo.runtime.manifest import MANIFEST, read_manifest
-from evo.runtime.package import BACKWARD
 from evo.search.place import HERE
 from evo.targets import find_target
 
@@ -42,7 +41,6 @@ class _Package:
     """A shipped package. keys: the problems that it has variants for, for one target."""
 
     module: str
-    folder: Path
     kernel: str
     keys: tuple[str, ...]
 
@@ -94,14 +92,11 @@ def _packages(target: str, only: list[str] | None) -> list[_Package]:
     """The shipped packages, also those of backward passes."""
     found = []
     try:
-        for kernel in ready.kernels():
-            for part in ("", BACKWARD):
-                if (path := kernel.folder / part / MANIFEST).is_file():
-                    manifest = read_manifest(path)
-                    variants = [v for v in manifest["variants"] if v["target"] == target]
-                    keys = dict.fromkeys(p["workload"]["key"] for v in variants for p in (v, *v.get("points", ())))
-                    module = ".".join(filter(None, ("evo.ready", kernel.name, part)))
-                    found.append(_Package(module, path.parent, manifest["kernel"]["name"], tuple(keys)))
+        for module, folder in ready.packages().items():
+            manifest = read_manifest(folder / MANIFEST)
+            variants = [v for v in manifest["variants"] if v["target"] == target]
+            keys = dict.fromkeys(p["workload"]["key"] for v in variants for p in (v, *v.get("points", ())))
+            found.append(_Package(module, manifest["kernel"]["name"], tuple(keys)))
     except ImportError as error:
         raise EngineError(f"what is shipped cannot be read: {error}; install evo again") from error
     if unknown := next((name for name in only or () if name not in {p.kernel for p in found}), None):
@@ -116,7 +111,7 @@ def _jobs(packages: list[_Package], target: str, device: str, seconds: float) ->
     for package in packages:
         told: dict[str, Any] = {"target": target, "name": f"{package.kernel}-{device}"}
         if package.keys:
-            told |= {"cover": package.keys, "start": (str(package.folder),)}
+            told |= {"cover": package.keys, "start": (package.module,)}
         found.append((package, told, make_job(package.kernel, told)))
     problems = sum(len(job.workloads) for _, _, job in found)
     timed = []

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from evo import ready
 from evo.cli import kit
+from evo.job import starts
 from evo.lineage.store import Store
 
 SIZES = "rows=16,cols=96,dtype=float32"
@@ -21,8 +23,8 @@ def test_a_package_is_tried_and_searched_and_the_one_file_merges_and_exports(
 ) -> None:
     words = ("--target", "cpu", "--evaluations", "1", "--finalists", "1", "--cold", "--name", "old", "--export", "shipped")
     assert here("search", "rmsnorm", "--workload", SIZES, *words).code == 0
-    package = kit._Package("shipped", tmp_path / "shipped", "rmsnorm", (SIZES,))
-    monkeypatch.setattr(kit, "_packages", lambda *_: [package])
+    monkeypatch.setattr(ready, "packages", lambda: {"shipped": tmp_path / "shipped"})
+    monkeypatch.setattr(starts, "packages", ready.packages)
     done = here("kit", "--target", "cpu", "--budget", "3s", "--db", "sent.db")
     assert done.code == 0, done.err
     began = done.out.splitlines()[:4]
@@ -39,14 +41,13 @@ def test_a_package_is_tried_and_searched_and_the_one_file_merges_and_exports(
 
     assert here("merge", "sent.db", "--db", "all.db").code == 0
     with Store.open(tmp_path / "all.db", write=False) as store:
-        (name,) = [name for name in here("runs", "--db", "all.db", "--json").out.split('"') if name.startswith("rmsnorm-")][:1]
-        run = store.run(name)
-        assert run.spec.options["shipped"] == again.document["shipped"]["rmsnorm"]
-        first = store.evaluations(run)[0].candidate.proposal
+        run = store.run("rmsnorm-")
+    options = run.spec.options
+    assert options["shipped"] == again.document["shipped"]["rmsnorm"]
     manifest = json.loads((tmp_path / "shipped" / "manifest.json").read_text())
-    assert first.operator == "start"
-    assert dict(first.genome.parameters) == manifest["variants"][0]["genome"], "what is shipped is measured first"
-    assert here("export", name, "--db", "all.db", "--out", "again").code == 0
+    first = (options["starts"], options["origins"], options["given"])
+    assert first == ([manifest["variants"][0]["genome"]], ["shipped"], True), "what is shipped is measured first"
+    assert here("export", run.name, "--db", "all.db", "--out", "again").code == 0
 
 
 @pytest.mark.parametrize(
@@ -74,18 +75,18 @@ def test_an_interrupt_says_how_to_go_on(here: Any, monkeypatch: pytest.MonkeyPat
     assert done.sentence.endswith("evo kit --budget 30m --target cpu --kernel softmax --db sent.db")
 
 
-def test_the_budget_is_divided_by_problems_and_a_card_searches_what_is_shipped(tmp_path: Path) -> None:
+def test_the_budget_is_divided_by_problems_and_a_card_searches_what_is_shipped() -> None:
     packages = [p for p in kit._packages("cuda", None) if p.kernel in ("softmax", "rmsnorm_backward")]
     assert [p.module for p in packages] == ["evo.ready.rmsnorm.backward", "evo.ready.softmax_forward"]
     jobs = kit._jobs(packages, "cuda", "Some-Card", 280.0)
     assert [(len(job.workloads), job.budget.seconds, job.cover) for _, _, job in jobs] == [(12, 120, True), (16, 160, True)]
-    assert jobs[0][2].starts == (str(packages[0].folder),)
+    assert jobs[0][2].starts == ("evo.ready.rmsnorm.backward",)
 
 
 def test_wrong_variants_and_commands_that_end_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     variant = {
-        "variant": 3, "candidate": "c", "workload": "w", "arch": "sm_75", "standing": "compiled", "unavailable": "", "seed": 7,
-        "right": False, "cases": [{"case": "one", "reason": "far off"}, {"case": "two", "reason": ""}],
+        "variant": 3, "candidate": "c", "workload": "w", "arch": "sm_75", "standing": "compiled", "unavailable": "",
+        "seed": 7, "right": False, "cases": [{"case": "one", "reason": "far off"}, {"case": "two", "reason": ""}],
     }  # fmt: skip
     answers = iter([json.dumps([variant, variant | {"variant": 4, "unavailable": "not here"}]), ""])
     ended = lambda *_, **__: subprocess.CompletedProcess([], -11, next(answers), "a fault")  # noqa: E731
