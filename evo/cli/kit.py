@@ -124,8 +124,8 @@ def _jobs(packages: list[_Package], target: str, device: str, seconds: float) ->
 def _announce(jobs: list[tuple[_Package, dict[str, Any], Job]], device: str, seconds: float, db: str) -> None:
     tried = sum(bool(p.keys) for p, _, _ in jobs)
     problems = sum(len(job.workloads) for _, _, job in jobs)
-    first = f"checks and times {counted(tried, 'shipped package')} (minutes), and " if tried else "finds nothing shipped for it, and "
-    say(f"on {device} evo kit {first}searches {counted(problems, 'problem')} of {counted(len(jobs), 'kernel')}")
+    first = f"checks and times {counted(tried, 'shipped package')} (minutes)" if tried else "finds nothing shipped for it"
+    say(f"on {device} evo kit {first}, and searches {counted(problems, 'problem')} of {counted(len(jobs), 'kernel')}")
     say(f"for {duration(seconds)} in all (finals on a busy machine take longer): {', '.join(p.kernel for p, _, _ in jobs)}")
     say(f"it leaves one file, {db}, and sends nothing anywhere; ^C keeps what is finished, and the same command goes on")
 
