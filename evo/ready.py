@@ -32,7 +32,7 @@ from typing import Any
 from evo.runtime.manifest import MANIFEST, read_manifest
 from evo.runtime.package import BACKWARD, INIT, MAIN, slower
 
-__all__ = ["ReadyKernel", "ReadyVariant", "kernels", "patch"]
+__all__ = ["ReadyKernel", "ReadyVariant", "kernels", "packages", "patch"]
 
 _NAME = "evo.ready"
 _OF_EVERY_PACKAGE = frozenset({"also_serve", "build", "explain", "patch", "variants"})
@@ -79,6 +79,13 @@ class ReadyKernel:
 def kernels() -> tuple[ReadyKernel, ...]:
     """Shipped kernels, by name. Raises ImportError for a folder whose manifest cannot be read."""
     return tuple(map(_read, _folders().values()))
+
+
+def packages() -> dict[str, Path]:
+    """Folders of the shipped packages, also of those for backward passes, by the name that each is imported by."""
+    parts = ((name, folder / part, part) for name, folder in _folders().items() for part in ("", BACKWARD))
+    found = ((".".join(filter(None, (_NAME, name, part))), folder) for name, folder, part in parts)
+    return {module: folder for module, folder in found if (folder / MANIFEST).is_file()}
 
 
 def patch(model: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The notebook of the documentation runs from its search to its export."""
+"""The notebooks of the documentation run, one from its search to its export, the other to the file that it leaves."""
 
 from __future__ import annotations
 
@@ -59,3 +59,21 @@ def test_the_notebook_runs_as_it_is_stored(tmp_path: Path) -> None:
     assert "run.export('my_add_relu')" in lines[-1]
     assert text_of(rest[1][-1]) == text_of(rest[-1][-1]) == "True"
     assert text_of(rest[2][0]) == "UsageError: budget='soon' is not a duration; write e.g. 60s, 10m or 2h"
+
+
+KIT = """
+import json, sys
+cells = [cell for cell in json.load(open(sys.argv[1]))["cells"] if cell["cell_type"] == "code"]
+for cell in cells:
+    exec("".join(cell["source"]), globals())
+    budget, options = "2s", ["--target", "cpu", "--kernel", "rmsnorm_backward"]
+assert len(cells) == 4
+"""
+
+
+@pytest.mark.slow
+def test_the_notebook_for_a_rented_gpu_leaves_a_file(tmp_path: Path) -> None:
+    done = run_python(tmp_path, "-c", KIT, str(ROOT / "docs" / "rented-gpu.ipynb"), PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "runs").glob("evo-kit-*.db")
+    assert f"runs/{file.name}: 0." in done.stdout

@@ -178,7 +178,7 @@ def test_a_new_kernel_is_found_and_checks_itself_without_a_change_to_any_file(ex
     program = "import evo.ready\nprint(json.dumps(dir(evo.ready)))"
     before = {path: path.read_bytes() for path in checkout.rglob("*.py")}
     assert set(told(checkout, program)) == {
-        *("ReadyKernel", "ReadyVariant", "kernels", "patch"),
+        *("ReadyKernel", "ReadyVariant", "kernels", "packages", "patch"),
         *("LayerNorm", "layer_norm", "layernorm"),
     }
     ship(exported, checkout, "attention")

@@ -20,7 +20,7 @@ from evo.environment import fill_standard_files
 from evo.errors import EvoError
 from evo.problem.space import parse_number
 
-_WORKING = frozenset({"search", "resume", "check", "bench"})
+_WORKING = frozenset({"search", "resume", "check", "bench", "kit"})
 """Commands that need worker processes, whose server starts before anything else is imported."""
 _JUDGING = _WORKING | {"sanitize", "doctor"}
 """Commands whose exit code is a verdict, and that end with 0 only when they have come to it."""
@@ -39,6 +39,7 @@ _COMMANDS = {
     "maintain": ("prune", "vacuum", "merge", "backup"),
     "replay": ("replay",),
     "doctor": ("doctor",),
+    "kit": ("kit",),
     "new": ("new",),
 }
 """The commands of each module, in the order of `evo --help`. Only the module of the command that runs is imported."""

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +48,9 @@ def search(
     context: typer.Context,
     kernel: Annotated[str, typer.Argument(help="A kernel's name, its folder, or a job file (.toml).")],
     target: TargetName = None,
-    arch: Annotated[str | None, typer.Option(help="Architecture, e.g. sm_89, also one older than the device's; its own if left out.")] = None,
+    arch: Annotated[
+        str | None, typer.Option(help="Architecture, e.g. sm_89, also one older than the device's; its own if left out.")
+    ] = None,
     workloads: Annotated[
         list[str] | None, typer.Option("--workload", help="e.g. rows=4096,cols=8192,dtype=float16; repeat for more.")
     ] = None,
@@ -112,35 +114,55 @@ def search(
                     configure(job, db, notice)
     if export is not None:
         _check_export(jobs[0][1].kernel, jobs[0][1].workloads, export)
+    again = ("search", kernel, *words(context, typed)) if several else ()
+    records, failed = search_each(jobs, db, kernel if from_file else "", again, named=not name, export=export, json=json)
+    if json:
+        print_json({"searches": records} if several or not records else records[0])
+    if failed:
+        raise typer.Exit(failed)
+
+
+def search_each(
+    jobs: Iterable[tuple[Mapping[str, Any], Job]],
+    db: str,
+    origin: str,
+    again: Sequence[str],
+    *,
+    named: bool = True,
+    export: Path | None = None,
+    json: bool,
+) -> tuple[list[dict[str, Any]], int]:
+    """Carries out jobs, each behind the options that made it, and returns what was found and the exit code.
+
+    origin: the job file, or another word for where they come from; empty for a single search that was typed. again: the
+    words of the command that continues them all; without it a mistake of one is raised, with it the others have their
+    turns. named: a job whose name the database has is continued, or left if it is finished.
+    """
     records, failed = list[dict[str, Any]](), 0
     for told, job in jobs:
-        with _told_of(job.name, kernel if from_file else ""):
-            begun = find_begun(job, told, db, notice) if from_file and not name else None
+        with _told_of(job.name, origin):
+            begun = find_begun(job, told, db, notice) if origin and named else None
         if begun is not None and begun.status is RunStatus.FINISHED:
             shown, longer = (command_line(db, verb, begun.name) for verb in ("show", "resume"))
-            notice(f"run {begun.name} of {kernel} is finished: {shown}; to search on: {longer} --budget ...")
+            notice(f"run {begun.name} of {origin} is finished: {shown}; to search on: {longer} --budget ...")
             continue
         limit = job.budget if "budget" in told or "evaluations" in told else None
         opening = open_search(job, db, notice)
         if begun is not None:
             opening = open_again(begun.name, db, notice, budget=limit, place=job.place)
-        again = ("search", kernel, *_words(context, typed)) if several else ()
         try:
-            with _told_of(job.name, kernel if from_file else ""), opening as opened:
-                again = again or _resuming(opened, job.place, job.log)
-                record = _carry_out(opened, db, job.log, export, again, resumed=begun is not None, json=json)
+            with _told_of(job.name, origin), opening as opened:
+                resuming = again or _resuming(opened, job.place, job.log)
+                record = _carry_out(opened, db, job.log, export, resuming, resumed=begun is not None, json=json)
         except EvoError as error:
-            if not several:
+            if not again:
                 raise
-            notice(str(error))  # the others have their turns
+            notice(str(error))
             failed = failed or error.exit_code
             continue
         records.append(record)
         failed = failed or _exit_code(record)
-    if json:
-        print_json({"searches": records} if several or not records else records[0])
-    if failed:
-        raise typer.Exit(failed)
+    return records, failed
 
 
 @contextmanager
@@ -230,7 +252,7 @@ def _exit_code(record: Mapping[str, Any]) -> int:
     return 0 if _has_winner(record) and "export_error" not in record else 1
 
 
-def _words(context: typer.Context, typed: Mapping[str, Any]) -> Iterator[str]:
+def words(context: typer.Context, typed: Mapping[str, Any]) -> Iterator[str]:
     """Options as they were typed, but for the database."""
     for parameter in context.command.params:
         value: Any = typed.get(str(parameter.name))

@@ -61,6 +61,8 @@ class Job:
     name: str | None = None
     log: Path | None = None
     """File to which what happens is appended."""
+    shipped: Mapping[str, object] = field(default_factory=dict)
+    """How the shipped package of the kernel did on this device; the run keeps it."""
 
     def __post_init__(self) -> None:
         self.kernel.check_target(self.target)
@@ -308,6 +310,7 @@ def plan_run(job: Job, starts: Sequence[tuple[str, Mapping[str, Value]]] = (), w
             **({"cover": True} if job.cover else {}),
             **({"sanitize_finals": True} if job.sanitize_finals else {}),
             **({"missing_kinds": lacking} if lacking else {}),
+            **({"shipped": dict(job.shipped)} if job.shipped else {}),
         },
         budget=asdict(job.budget),
         name=job.name,

@@ -18,6 +18,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel
 from evo.problem.space import Space
+from evo.ready import packages
 
 _MOST_STARTS = 8
 """Most points that earlier runs found: a worthless one costs an evaluation for each workload. Ten emulated searches of two
@@ -38,7 +39,7 @@ def read_starts(
     """The points that the texts of --start name, in their order, each behind what it is from: a candidate's id, or the text.
 
     A text is NAME=VALUE,... (the default with these values), the name of a run (its winners), a candidate, or the folder of
-    an export (its variants).
+    an export or evo.ready.NAME (its variants).
     spaces: of the workloads. A point is tried where it is legal; of each text at least one point must be legal somewhere.
 
     Raises UsageError, UnknownNameError, SpaceError or StoreError.
@@ -47,8 +48,8 @@ def read_starts(
     for text in texts:
         if "=" in text:
             points = [(text, _parse_start(text, spaces))]
-        elif (Path(text) / MANIFEST).is_file():
-            points = [(text, point) for point in _exported_points(Path(text), target)]
+        elif ((folder := packages().get(text, Path(text))) / MANIFEST).is_file():
+            points = [(text, point) for point in _exported_points(folder, target)]
         else:
             points = _recorded_points(text, kernel, target, db)
         fit = [(origin, point) for origin, point in points if _fits(point, spaces)]

@@ -104,6 +104,7 @@ def test_every_name_of_a_heavy_module_is_one() -> None:
 
 def test_every_command_that_asks_is_asked_here() -> None:
     working = {"search", "resume", "bench", "check", "sanitize", "new", "export", "import-workloads", "doctor", "replay"}
+    working |= {"kit"}
     writing = {"vacuum", "merge", "backup", "rebuild"}
     pages = {"report", "dashboard"}
     assert {name for names in _COMMANDS.values() for name in names} - working - writing - pages == set(ASKED)
