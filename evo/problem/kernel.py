@@ -130,11 +130,13 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """A size of the problem: its name and the inclusive range a kernel must be right for."""
+    """A size of the problem: its name and the inclusive range a kernel must be right for. batch: it is the first axis of
+    tensors whose parts along it are computed each by itself, so that exports can be asked for the same bits in any batch."""
 
     name: str
     low: int
     high: int
+    batch: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,8 @@ _PATIENCE_S = 1.5
 _MOST_ENTRIES = 4096
 """Largest number of entries in a table; the oldest goes first."""
 
+_VARIES = "results of no variant here are the same in any batch"
+
 _Found = TypeVar("_Found")
 
 
@@ -78,7 +80,12 @@ class Dispatch(Table):
         self._only: int | None = None
         self._untuned: bool | None = None
         self._wait: bool | None = None
-        self._slower, self._measure, self._more = False, True, False
+        self._slower, self._measure, self._more, self._batch_invariant = False, True, False, False
+        bound = getattr(frontend, "BOUND", None)
+        self._batch = "" if bound is None else next((d.name for d in bound.kernel.dimensions if d.batch), "")
+        """The dimension along which parts of a batch lie; empty if there is none."""
+        self._varies: dict[tuple[int, int], bool] = {}
+        """Whether results of a variant on a device depend on what else is in a batch."""
         self._forked = False
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):  # Linux and macOS
@@ -130,9 +137,10 @@ class Dispatch(Table):
         slower: bool | None = None,
         measure: bool | None = None,
         wait: bool | None = None,
+        batch_invariant: bool | None = None,
         more: bool | None = None,
     ) -> None:
-        """What else variants serve; None leaves it as it is.
+        """What else variants serve; None leaves it as it is. Raises ValueError.
 
         untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met. At first on
         GPUs, where that takes a second or two, and not on CPUs, where it takes more.
@@ -141,9 +149,14 @@ class Dispatch(Table):
         PyTorch, as at first; else by the nearest variant.
         wait: calls for which variants are being compiled, by these: they wait. At first on CPUs and within CUDA graphs that
         are captured; on GPUs else for 1.5 s at most.
+        batch_invariant: calls whose parts of a batch have the same bits in any other: by one variant for all sizes of the
+        batch, also where PyTorch was faster. Not at first. ValueError where the kernel knows no batch.
         more: calls by variants with outputs that they do not ask for, where others are for the same sizes. Not at first.
         """
+        if batch_invariant and not self._batch:
+            raise ValueError(f"batch_invariant=True: no dimension of {self.package.name} is a batch")
         with self._lock:
+            self._batch_invariant = self._batch_invariant if batch_invariant is None else batch_invariant
             self._untuned = self._untuned if untuned is None else untuned
             self._slower = self._slower if slower is None else slower
             self._measure = self._measure if measure is None else measure
@@ -262,12 +275,29 @@ class Dispatch(Table):
                 raise
             self._families[common] = refused = f"{family.untuned}{reason}"
             raise Unavailable(refused) from None
+        if self._batch_invariant and self._does_vary(loaded, key, sizes):
+            del self._families[common]
+            return self._find(key)
         close = EXACT if member.sizes == sizes else CLOSE
         return loaded.call(sizes, self.retire, member.how or (close if is_measured(member, sizes) else FAR))
 
+    def _does_vary(self, loaded: Loaded, key: tuple[Any, ...], sizes: Mapping[str, int]) -> bool:
+        """Tried once for each variant and device. Raises Busy within a graph that is captured."""
+        device, place = key[0], (loaded.variant.index, key[0])
+        if place not in self._varies:
+            if cuda.is_capturing(device):
+                raise Busy("whether its results are the same in any batch cannot be tried within a graph's capture")
+
+            def call(sizes: Mapping[str, int]) -> Call:
+                return loaded.call(sizes, self.retire, "")
+
+            where = torch.device("cpu") if device < 0 else torch.device("cuda", device)
+            self._varies[place] = not self._frontend.same_in_any_batch(self._batch, call, sizes, key[1], where)
+        return self._varies[place]
+
     @property
     def _measures(self) -> bool:
-        return self._measure and self._only is None
+        return self._measure and self._only is None and not self._batch_invariant
 
     def _member(self, family: Family, key: tuple[Any, ...]) -> Member:
         """The one that serves a problem, if PyTorch does not. Raises Busy where it is to be raced, and cannot now."""
@@ -356,8 +386,15 @@ class Dispatch(Table):
             tuned_for = sorted({f"{v.target} {v.arch} {v.dtype}" for v in self.package.variants})
             return f"nothing was tuned for {name} on this device (there is {', '.join(tuned_for)})"
         tuned = [v for v in candidates if v.fits(sizes)]
+        if self._batch_invariant:
+            sizes = {**sizes, self._batch: 1}
+            if not (steady := [v for v in tuned if not self._varies.get((v.index, device))]) and tuned:
+                return _VARIES
+            tuned = steady
         if tuned:
             members = members_of(tuned, device, sizes, self._more)
+            if self._batch_invariant:
+                members = self._of_any_batch(members)
             if self._measures and any(sizes[n] for n in getattr(self._frontend, "DATA_DECIDE", ())):
                 members = [replace(m, measured=False, slower="") for m in members]
             return Family(members)
@@ -367,11 +404,23 @@ class Dispatch(Table):
             return untuned + "no other variant is to be chosen now"
         if common not in self._fallbacks:
             _remember(self._fallbacks, common, self._jit.fallbacks(device, name, sizes, self._more))
-        if not (builds := self._fallbacks[common]):
+        builds = [v for v in self._fallbacks[common] if not (self._batch_invariant and self._varies.get((v.index, device)))]
+        if not builds and self._fallbacks[common]:
+            return _VARIES
+        if not builds:
             return untuned + "none here can be compiled for them"
         if not (device >= 0 if self._untuned is None else self._untuned):
             return untuned + "also_serve(untuned=True) has a variant compiled for them"
         return Family([replace(member_of(builds, device, {}, sizes), measured=False)], untuned)
+
+    def _of_any_batch(self, members: Sequence[Member]) -> list[Member]:
+        """Of the members for the same sizes beside the batch, the one that was tuned for the largest batch, as if it was for
+        a batch of one: the size of a batch then chooses nothing."""
+        found: dict[tuple[int, ...], Member] = {}
+        for m in sorted(members, key=lambda m: m.sizes[self._batch]):
+            sizes = {**m.sizes, self._batch: 1}
+            found[tuple(sizes.values())] = replace(m, sizes=sizes, measured=False, slower="")
+        return list(found.values())
 
     def _compiled_in(self, variant: Variant, sizes: Mapping[str, int]) -> str:
         """The sizes that are, in words, and the options that are on: head_dim=64 causal."""

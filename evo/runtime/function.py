@@ -92,6 +92,7 @@ class _Launcher:
         judge = Judge(self._package, self._bound, m)
         vars(m).update(exact=judge.exact, comparable=judge.comparable, cases=judge.cases, timed=judge.timed)
         vars(m).update(served_sizes=judge.served_sizes, ties=judge.ties, DATA_DECIDE=function.data_decide)
+        vars(m).update(same_in_any_batch=judge.same_in_any_batch)
         pair = None if self._backward is None else (self._backward.BOUND, self._backward.PACKAGE)
         code = native_code(self._bound, self._package, pair)
         by_python = None if function.operator else vars(m)["_of_looked_at"]
@@ -477,8 +478,9 @@ def _also_serve(
     slower: bool | None = None,
     measure: bool | None = None,
     wait: bool | None = None,
+    batch_invariant: bool | None = None,
 ) -> None:
-    """What else variants serve; None leaves it as it is.
+    """What else variants serve; None leaves it as it is. Raises ValueError.
 
     gradients: calls that record gradients, which have the same results as those that record none. True: all; where no
     variant of the backward serves, PyTorch computes its own forward pass again and differentiates it. False: none. At first
@@ -493,7 +495,13 @@ def _also_serve(
     variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant.
     wait: calls for which variants are being compiled. At first they wait, on a GPU for 1.5 s at most, after which PyTorch
     serves until the variants are there. True: as long as it takes, for measurements. False: 1.5 s on a CPU, too.
+    batch_invariant, off at first: results of calls, not gradients, have for each row (of attention: each element of the
+    batch) the same bits whatever else is in the batch. One variant serves all sizes of the batch, also where PyTorch was
+    faster, after a test of that at its first call here; what no variant serves is PyTorch's, and as that has it. ValueError
+    for a package without a batch.
     """
+    if batch_invariant is not None:
+        module.DISPATCH.also_serve(batch_invariant=batch_invariant)
     if gradients is not None:
         module._recording = ALL if gradients else NONE
         module.NATIVE.serve_gradients(module._recording)

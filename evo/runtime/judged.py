@@ -17,6 +17,7 @@ from .package import Package
 from .statement import Bound, Function
 from .tolerance import as_outputs
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_ELEMENTS = 1 << 24
 """Largest number of elements that a tensor of a case may have."""
 
@@ -126,6 +127,51 @@ class Judge:
 
     def _same_problem(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
         return bool(self._problem_of(one) == self._problem_of(other))
+
+    def same_in_any_batch(
+        self,
+        batch: str,
+        call: Callable[[Mapping[str, int]], Any],
+        sizes: Mapping[str, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> bool:
+        """Whether parts of a batch have the same bits in other batches, as a variant computes them. batch: the dimension.
+        call: the variant's Call at some sizes."""
+
+        class Calls(dict[Any, Any]):
+            def __missing__(_, key: tuple[Any, ...]) -> Any:
+                return call(dict(zip(order, map(int, key[2:]), strict=True)))
+
+        order = [d["name"] for d in self._package.dimensions]
+        others = {n: size for n, size in sizes.items() if n != batch}
+        number = 3
+        for larger in (523, 67, 23, 5):
+            if larger not in others.values():
+                every = self._elements(self._workload({**others, batch: larger}, dtype))
+                if max(every, default=prod(others.values()) * larger) <= _MOST_ELEMENTS >> 2:
+                    number = larger
+                    break
+        args = self.timed({**others, batch: number}, dtype, device, 0)
+
+        def bits(*args: Any) -> list[Tensor]:
+            found = self._module.served(Calls(), *args)
+            if found is None:
+                raise ValueError("a variant does not serve a problem like its own")
+            results = (found,) if isinstance(found, Tensor) else found
+            return [t.contiguous().view(_BITS[t.element_size()]) for t in results if t is not None]
+
+        def is_same(first: int, end: int, copied: bool) -> bool:
+            parts = [
+                (t[first:end].clone() if copied else t[first:end])
+                if isinstance(t, Tensor) and t.ndim and len(t) == number else t for t in args
+            ]  # fmt: skip
+            return all(torch.equal(one[first:end], other) for one, other in zip(whole, bits(*parts), strict=True))
+
+        with torch.no_grad():
+            whole = bits(*args)
+            parts = [(0, 1), (1, number), (number - 1, number), (1, max(2, number // 2))]
+            return all(is_same(*part, copied) for part in parts for copied in (False, True))
 
     # -- from a call to what is right ---------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ def norm(name: str, title: str, *, centred: bool, added: bool = False) -> Kernel
     derived = Kernel(
         name=name,
         title=title,
-        dimensions=(Dimension(name="rows", low=0, high=2**31 - 1), Dimension(name="cols", low=1, high=65_536)),
+        dimensions=(Dimension(name="rows", low=0, high=2**31 - 1, batch=True), Dimension(name="cols", low=1, high=65_536)),
         dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32", "bfloat16", "float64")},
         options={**dict.fromkeys(vectors, True), **dict.fromkeys(extras, False), "eps": 1e-5 if centred else 1e-6},
         option_min={"eps": 0.0},

@@ -297,7 +297,7 @@ KERNEL = Kernel(
     title="Attention forward",
     entry="attention",
     dimensions=(
-        Dimension(name="batch", low=1, high=65_535),
+        Dimension(name="batch", low=1, high=65_535, batch=True),
         Dimension(name="heads", low=1, high=65_535),
         Dimension(name="kv_heads", low=1, high=65_535),
         Dimension(name="q_len", low=0, high=_MAX_LENGTH),

@@ -39,7 +39,7 @@ KERNEL = Kernel(
     name="softmax",
     title="Softmax forward",
     dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32", "bfloat16")},
-    dimensions=(Dimension(name="rows", low=0, high=2**31 - 1), Dimension(name="cols", low=1, high=65_536)),
+    dimensions=(Dimension(name="rows", low=0, high=2**31 - 1, batch=True), Dimension(name="cols", low=1, high=65_536)),
     compile_time_dims={"cuda": ("cols",)},
     arguments=(
         Argument(name="x", kind="input", shape=("rows", "cols")),

@@ -1,0 +1,109 @@
+"""`also_serve(batch_invariant=True)`: a row has the same bits whatever else is in its batch."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from evo.export import find_exporter
+from tests.export.exports import request_for
+from tests.runtime.conftest import Importer
+
+pytestmark = pytest.mark.slow
+
+SIZES: dict[str, tuple[list[str], Any]] = {
+    "layernorm": (
+        ["rows=4,cols=96,dtype=float32", "rows=4096,cols=96,dtype=float32", "rows=64,cols=1000,dtype=float32"],
+        lambda m, x: m.layer_norm(x, x.shape[-1:]),
+    ),
+    "rmsnorm": (
+        ["rows=4,cols=96,dtype=float32", "rows=4096,cols=96,dtype=float32", "rows=64,cols=1000,dtype=float32"],
+        lambda m, x: m.rms_norm(x, x.shape[-1:]),
+    ),
+    "softmax": (
+        ["rows=4,cols=96,dtype=float32", "rows=4096,cols=96,dtype=float32", "rows=64,cols=1000,dtype=float32"],
+        lambda m, x: m.softmax(x, -1),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=list(SIZES))
+def loaded(request: pytest.FixtureRequest, use: Importer, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, Any]:
+    workloads, call = SIZES[request.param]
+    out = tmp_path_factory.mktemp("export") / f"invariant_{request.param}"
+    find_exporter("module").export(request_for("cpu", "native", out, *workloads, kernel=request.param))
+    return use(Path(out)), call
+
+
+def explained(module: ModuleType, x: torch.Tensor) -> str:
+    name = module.frontend.BOUND.function.name
+    more = {"softmax": (-1,)}.get(name, (x.shape[-1:],))
+    return str(module.explain(x, *more))
+
+
+@pytest.mark.parametrize("columns", [96, 100, 1000, 1001])
+def test_a_row_has_the_same_bits_in_any_batch(loaded: tuple[ModuleType, Any], columns: int) -> None:
+    module, call = loaded
+    module.also_serve(batch_invariant=True)
+    try:
+        chance = random.Random(columns)
+        x = torch.randn(4096, columns, generator=torch.Generator().manual_seed(columns))
+        whole, variants = call(module, x), set[str]()
+        for _ in range(25):
+            rows = torch.tensor([chance.randrange(4096) for _ in range(chance.choice([1, 2, 7, 64, 513]))])
+            variants.add(explained(module, x[rows]))
+            assert torch.equal(call(module, x[rows]), whole[rows])
+            first = int(rows[0])
+            assert torch.equal(call(module, x[first : first + 9]), whole[first : first + 9])
+        assert len(variants) == 1, variants
+        assert variants.pop().startswith("variant")
+    finally:
+        module.also_serve(batch_invariant=False)
+
+
+def test_without_it_the_number_of_rows_chooses(loaded: tuple[ModuleType, Any]) -> None:
+    module, _ = loaded
+    module.also_serve(measure=False, slower=True)
+    assert explained(module, torch.randn(4, 96)) != explained(module, torch.randn(4096, 96))
+
+
+def test_a_variant_whose_rows_depend_on_their_batch_serves_nothing_then(
+    loaded: tuple[ModuleType, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, call = loaded
+    dispatch = module.frontend.DISPATCH
+    monkeypatch.setattr(dispatch, "_varies", {})
+    tried = list[int]()
+    monkeypatch.setattr(module.frontend, "same_in_any_batch", lambda *a: tried.append(0) is not None)
+    module.also_serve(batch_invariant=True)
+    try:
+        x = torch.randn(4, 96)
+        assert explained(module, x) == "PyTorch: results of no variant here are the same in any batch"
+        assert call(module, x).shape == x.shape
+        assert len(tried) > 1, "the next one is tried"
+    finally:
+        module.also_serve(batch_invariant=False)
+    assert not explained(module, torch.randn(4, 96)).startswith("PyTorch: results of no variant")
+
+
+def test_the_test_of_it_finds_a_dependence(loaded: tuple[ModuleType, Any]) -> None:
+    """It compares what was computed: here of a variant that is given another one's sizes for one row."""
+    module, _ = loaded
+    frontend, sizes = module.frontend, {d["name"]: 0 for d in module.frontend.PACKAGE.dimensions}
+    variant = frontend.PACKAGE.variants[0]
+    sizes |= variant.sizes
+    here = torch.device("cpu")
+    found = frontend.DISPATCH._load(variant, -1)
+    steady = lambda s: found.call(s, frontend.DISPATCH.retire, "")  # noqa: E731
+    assert frontend.same_in_any_batch("rows", steady, sizes, torch.float32, here)
+
+    def varying(s: dict[str, int]) -> Any:
+        call = steady(s)
+        return call if s["rows"] > 1 else found.call({**s, "cols": s["cols"] - 1}, frontend.DISPATCH.retire, "")
+
+    assert not frontend.same_in_any_batch("rows", varying, sizes, torch.float32, here)
