@@ -16,28 +16,21 @@ from tests.runtime.conftest import Importer
 
 pytestmark = pytest.mark.slow
 
-SIZES: dict[str, tuple[list[str], Any]] = {
-    "layernorm": (
-        ["rows=4,cols=96,dtype=float32", "rows=4096,cols=96,dtype=float32", "rows=64,cols=1000,dtype=float32"],
-        lambda m, x: m.layer_norm(x, x.shape[-1:]),
-    ),
-    "rmsnorm": (
-        ["rows=4,cols=96,dtype=float32", "rows=4096,cols=96,dtype=float32", "rows=64,cols=1000,dtype=float32"],
-        lambda m, x: m.rms_norm(x, x.shape[-1:]),
-    ),
-    "softmax": (
-        ["rows=4,cols=96,dtype=float32", "rows=4096,cols=96,dtype=float32", "rows=64,cols=1000,dtype=float32"],
-        lambda m, x: m.softmax(x, -1),
-    ),
+SIZES = ("rows=4,cols=96,dtype=float32", "rows=4096,cols=96,dtype=float32", "rows=64,cols=1000,dtype=float32")
+CALLS: dict[str, Any] = {
+    "layernorm": lambda m, x: m.layer_norm(x, x.shape[-1:]),
+    "rmsnorm": lambda m, x: m.rms_norm(x, x.shape[-1:]),
+    "softmax": lambda m, x: m.softmax(x, -1),
 }
 
 
-@pytest.fixture(scope="module", params=list(SIZES))
-def loaded(request: pytest.FixtureRequest, use: Importer, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, Any]:
-    workloads, call = SIZES[request.param]
+@pytest.fixture(scope="module", params=list(CALLS))
+def loaded(
+    request: pytest.FixtureRequest, use: Importer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ModuleType, Any]:
     out = tmp_path_factory.mktemp("export") / f"invariant_{request.param}"
-    find_exporter("module").export(request_for("cpu", "native", out, *workloads, kernel=request.param))
-    return use(Path(out)), call
+    find_exporter("module").export(request_for("cpu", "native", out, *SIZES, kernel=request.param))
+    return use(Path(out)), CALLS[request.param]
 
 
 def explained(module: ModuleType, x: torch.Tensor) -> str:
