@@ -48,9 +48,7 @@ def search(
     context: typer.Context,
     kernel: Annotated[str, typer.Argument(help="A kernel's name, its folder, or a job file (.toml).")],
     target: TargetName = None,
-    arch: Annotated[
-        str | None, typer.Option(help="Architecture, e.g. sm_89, also one older than the device's; its own if left out.")
-    ] = None,
+    arch: Annotated[str | None, typer.Option(help="Architecture, also an older one, e.g. sm_89; else the device's.")] = None,
     workloads: Annotated[
         list[str] | None, typer.Option("--workload", help="e.g. rows=4096,cols=8192,dtype=float16; repeat for more.")
     ] = None,
