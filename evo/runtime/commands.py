@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .package import Package
-from .timing import Timing, compare
+from .package import Busy, Package, Unavailable
+from .timing import Timing, compare, cost_of_any_batch
 from .trial import Verdict, verdicts
 
 
@@ -27,6 +27,9 @@ def main(package: Package, frontend: Any) -> int:
     checking.add_argument("-v", "--verbose", action="store_true", help="one line a case")
     timing = commands.add_parser("bench", help="time every variant beside PyTorch")
     timing.add_argument("--rounds", type=int, default=30, help="pairs of samples (default: 30)")
+    timing.add_argument(
+        "--batch-invariant", action="store_true", help="also what also_serve(batch_invariant=True) costs at its sizes"
+    )
     for command in (checking, timing):
         command.add_argument(
             "--all", action="store_true", help="also builds that run here, but in whose place another one is taken"
@@ -183,6 +186,16 @@ def _summary(found: list[Verdict]) -> str:
     return f"{f'{wrong} WRONG' if wrong else 'right'}: {cases}\n  {errors or 'NO CASE USED IT'}"
 
 
+def _cost_of_any_batch(frontend: Any, index: int, rounds: int) -> dict[str, Any] | None:
+    try:
+        served_by, ratio = cost_of_any_batch(frontend, index, max(1, rounds))
+    except (Unavailable, Busy, ValueError) as reason:
+        print(f"  in any batch: PyTorch ({reason})")
+        return None
+    print(f"  in any batch: variant {served_by}, {ratio:.3f} of this one's time")
+    return {"variant": served_by, "ratio": ratio}
+
+
 def _bench(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     variants = _variants(frontend, options.all)
     print(f"  {'how':6}  {'own us':>9}  {'torch us':>9}  speed-up (95% interval)")
@@ -193,6 +206,8 @@ def _bench(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, A
         else:
             compared = compare(frontend, v["variant"], max(1, options.rounds))
             v["timings"] = [_figures(how, torch_us, own) for how, (torch_us, own) in compared.items()]
+            if options.batch_invariant:
+                v["batch_invariant"] = _cost_of_any_batch(frontend, v["variant"], options.rounds)
         for t in (*v.get("timings", ()), *filter(None, [v["recorded"]])):
             torch_us = "-" if t["torch_us"] is None else f"{t['torch_us']:.2f}"
             before = f"  before the export, {t['device']}" if "device" in t else ""

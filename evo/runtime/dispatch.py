@@ -275,24 +275,34 @@ class Dispatch(Table):
                 raise
             self._families[common] = refused = f"{family.untuned}{reason}"
             raise Unavailable(refused) from None
-        if self._batch_invariant and self._does_vary(loaded, key, sizes):
+        if self._batch_invariant and self._does_vary(loaded, device, key[1], sizes):
             del self._families[common]
             return self._find(key)
         close = EXACT if member.sizes == sizes else CLOSE
         return loaded.call(sizes, self.retire, member.how or (close if is_measured(member, sizes) else FAR))
 
-    def _does_vary(self, loaded: Loaded, key: tuple[Any, ...], sizes: Mapping[str, int]) -> bool:
+    def for_any_batch(self, index: int) -> tuple[Loaded, Loaded]:
+        """What serves a variant's problem where results are to be the same in any batch, and that variant. Raises
+        Unavailable, Busy."""
+        variant, before = self._variants[index], self._batch_invariant
+        device = _device_of(variant)
+        key = (device, getattr(torch, variant.dtype), *(variant.sizes[d["name"]] for d in self.package.dimensions))
+        self.also_serve(batch_invariant=True)
+        try:
+            with self._lock:
+                found = self._awaited(lambda: self._find(key)).variant
+                return self._load(found, device), self._load(variant, device)
+        finally:
+            self.also_serve(batch_invariant=before)
+
+    def _does_vary(self, loaded: Loaded, device: int, dtype: torch.dtype, sizes: Mapping[str, int]) -> bool:
         """Tried once for each variant and device. Raises Busy within a graph that is captured."""
-        device, place = key[0], (loaded.variant.index, key[0])
+        place = loaded.variant.index, device
         if place not in self._varies:
             if cuda.is_capturing(device):
                 raise Busy("whether its results are the same in any batch cannot be tried within a graph's capture")
-
-            def call(sizes: Mapping[str, int]) -> Call:
-                return loaded.call(sizes, self.retire, "")
-
             where = torch.device("cpu") if device < 0 else torch.device("cuda", device)
-            self._varies[place] = not self._frontend.same_in_any_batch(self._batch, call, sizes, key[1], where)
+            self._varies[place] = not self._frontend.same_in_any_batch(self._batch, loaded, sizes, dtype, where)
         return self._varies[place]
 
     @property

@@ -128,22 +128,22 @@ class Judge:
     def _same_problem(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
         return bool(self._problem_of(one) == self._problem_of(other))
 
-    def same_in_any_batch(
-        self,
-        batch: str,
-        call: Callable[[Mapping[str, int]], Any],
-        sizes: Mapping[str, int],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> bool:
-        """Whether parts of a batch have the same bits in other batches, as a variant computes them. batch: the dimension.
-        call: the variant's Call at some sizes."""
+    def by_variant(self, loaded: Any) -> dict[Any, Any]:
+        """A table for `served`, in which one variant serves every problem."""
+        order = [d["name"] for d in self._package.dimensions]
 
         class Calls(dict[Any, Any]):
-            def __missing__(_, key: tuple[Any, ...]) -> Any:
-                return call(dict(zip(order, map(int, key[2:]), strict=True)))
+            def __missing__(self, key: tuple[Any, ...]) -> Any:
+                sizes = dict(zip(order, map(int, key[2:]), strict=True))
+                return self.setdefault(key, loaded.call(sizes, lambda *failed: None, ""))
 
-        order = [d["name"] for d in self._package.dimensions]
+        return Calls()
+
+    def same_in_any_batch(
+        self, batch: str, loaded: Any, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device
+    ) -> bool:
+        """Whether parts of a batch have the same bits in other batches, as a variant computes them. batch: the dimension."""
+        table = self.by_variant(loaded)
         others = {n: size for n, size in sizes.items() if n != batch}
         number = 3
         for larger in (523, 67, 23, 5):
@@ -155,7 +155,7 @@ class Judge:
         args = self.timed({**others, batch: number}, dtype, device, 0)
 
         def bits(*args: Any) -> list[Tensor]:
-            found = self._module.served(Calls(), *args)
+            found = self._module.served(table, *args)
             if found is None:
                 raise ValueError("a variant does not serve a problem like its own")
             results = (found,) if isinstance(found, Tensor) else found

@@ -102,14 +102,35 @@ def race(
 def compare(frontend: Any, index: int, rounds: int) -> dict[str, tuple[float, Timing]]:
     """PyTorch's microseconds, and the variant's timing over PyTorch's, at the sizes it was tuned for: of "call" and, on a
     GPU, of "graph"."""
+    dispatch = frontend.DISPATCH
+    with dispatch.only(index):
+        functions = {"own": frontend.SUBJECT, "torch": frontend.ORIGINAL}
+        return _interleaved(frontend, dispatch.package.variants[index], functions, rounds)
+
+
+def cost_of_any_batch(frontend: Any, index: int, rounds: int) -> tuple[int, float]:
+    """The variant that serves the sizes of this one where results must have the same bits in any batch, and its time over
+    this one's: on a GPU of the kernels alone. Raises Unavailable where there is none; Busy."""
     dispatch, variant = frontend.DISPATCH, frontend.DISPATCH.package.variants[index]
+    steady, usual = dispatch.for_any_batch(index)
+    functions = {
+        name: partial(frontend.served, frontend.by_variant(loaded)) for name, loaded in (("own", steady), ("torch", usual))
+    }
+    found = _interleaved(frontend, variant, functions, rounds)
+    return steady.variant.index, found.get("graph", found["call"])[1].ratio
+
+
+def _interleaved(
+    frontend: Any, variant: Any, functions: Mapping[str, Callable[..., Any]], rounds: int
+) -> dict[str, tuple[float, Timing]]:
+    """Microseconds of "torch" among two functions, and the timing of "own" over it, at a variant's sizes: of "call" and, on
+    a GPU, of "graph"."""
     place = torch.device(variant.target, 0)
     dtype, sizes = getattr(torch, variant.dtype), dict(variant.sizes)
-    with dispatch.only(index), torch.inference_mode():
+    with torch.inference_mode():
         args = [frontend.timed(sizes, dtype, place, 0)]
         sets = sets_for(args[0])
         args += [frontend.timed(sizes, dtype, place, seed) for seed in range(1, sets)]
-        functions = {"own": frontend.SUBJECT, "torch": frontend.ORIGINAL}
         walks = {name: walk([partial(function, *a) for a in args]) for name, function in functions.items()}
         races = {}
         if place.type == "cpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ import torch
 
 from evo.export import find_exporter
 from tests.export.exports import request_for
-from tests.runtime.conftest import Importer
+from tests.runtime.conftest import Importer, python
 
 pytestmark = pytest.mark.slow
 
@@ -92,11 +93,19 @@ def test_the_test_of_it_finds_a_dependence(loaded: tuple[ModuleType, Any]) -> No
     sizes |= variant.sizes
     here = torch.device("cpu")
     found = frontend.DISPATCH._load(variant, -1)
-    steady = lambda s: found.call(s, frontend.DISPATCH.retire, "")  # noqa: E731
-    assert frontend.same_in_any_batch("rows", steady, sizes, torch.float32, here)
+    assert frontend.same_in_any_batch("rows", found, sizes, torch.float32, here)
 
-    def varying(s: dict[str, int]) -> Any:
-        call = steady(s)
-        return call if s["rows"] > 1 else found.call({**s, "cols": s["cols"] - 1}, frontend.DISPATCH.retire, "")
+    class Varying:
+        def call(self, sizes: dict[str, int], *of: Any) -> Any:
+            return found.call({**sizes, "cols": sizes["cols"] - (sizes["rows"] == 1)}, *of)
 
-    assert not frontend.same_in_any_batch("rows", varying, sizes, torch.float32, here)
+    assert not frontend.same_in_any_batch("rows", Varying(), sizes, torch.float32, here)
+
+
+def test_bench_tells_what_it_costs(loaded: tuple[ModuleType, Any]) -> None:
+    folder = Path(str(loaded[0].__file__)).parent
+    told = python(folder, "-m", folder.name, "bench", "--rounds", "2", "--batch-invariant", "--json")
+    variants = json.loads(told.communicate(timeout=300)[0])
+    # The one for 4096 rows serves the sizes of the one for 4, too.
+    assert [v["batch_invariant"]["variant"] for v in variants] == [1, 1, 2]
+    assert all(0.1 < v["batch_invariant"]["ratio"] < 30 for v in variants)
