@@ -108,4 +108,5 @@ def test_bench_tells_what_it_costs(loaded: tuple[ModuleType, Any]) -> None:
     variants = json.loads(told.communicate(timeout=300)[0])
     # The one for 4096 rows serves the sizes of the one for 4, too.
     assert [v["batch_invariant"]["variant"] for v in variants] == [1, 1, 2]
-    assert all(0.1 < v["batch_invariant"]["ratio"] < 30 for v in variants)
+    assert variants[0]["batch_invariant"]["ratio"] != 1, "it was timed"
+    assert [v["batch_invariant"]["ratio"] for v in variants[1:]] == [1, 1]
