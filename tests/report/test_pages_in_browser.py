@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import DESKTOP, PHONE, Browser
 from recorded import Plan, Recording, record_run
+from waitress.wasyncore import close_all
 
 from evo.lineage.store import Store
 from evo.report.live import LivePages, open_server, server_url
@@ -90,17 +92,33 @@ def test_paper_shows_what_is_closed_on_the_screen(browser: Browser, folder: Path
     browser.cdp("Emulation.setEmulatedMedia", media="")
 
 
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The address at which pages are served within the block. No thread outlives it: one that still answers writes into a
+    descriptor that is another test's by then."""
+    server = open_server("127.0.0.1", 0, app)
+    loop = threading.Thread(target=server.run, daemon=True)
+    loop.start()
+    try:
+        yield server_url(server)
+    finally:
+        server.task_dispatcher.shutdown()
+        assert not server.task_dispatcher.threads
+        opened = dict(server._map)
+        server.trigger.pull_trigger(server._map.clear)  # in the loop's own thread, which ends then
+        loop.join(30)
+        assert not loop.is_alive()
+        close_all(opened)
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A database of its own, and the address at which its pages are served."""
     path = tmp_path / "lineage.db"
     with Store.open(path, write=True):
         pass
-    server = open_server("127.0.0.1", 0, LivePages(str(path), "127.0.0.1"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    yield path, server_url(server)
-    server.close()
+    with serving(LivePages(str(path), "127.0.0.1")) as url:
+        yield path, url
 
 
 def test_a_phone_shows_whole_figures_with_legible_text(browser: Browser, folder: Path) -> None:
@@ -138,27 +156,25 @@ def test_what_is_known_stands_where_the_first_part_of_a_live_page_will_have_it(b
             come.wait(30)
         return pages(environ, start)
 
-    server = open_server("127.0.0.1", 0, waiting)
-    threading.Thread(target=server.run, daemon=True).start()
     places = "return ['#pause', '.kicker', 'h1', '.lede'].map(s => document.querySelector(s).getBoundingClientRect())"
-    for size in (PHONE, DESKTOP):
-        browser.view(size)
-        for address, what in (("", "The latest first"), (f"run/{long}", "How to reproduce")):
-            come.clear()
-            browser.open(server_url(server) + address)
-            before = [(r["top"], r["left"]) for r in browser.run(places)]
-            assert browser.run("return document.getElementById('page').getAttribute('aria-busy')") == "true"
-            assert browser.run("return document.querySelector('#page').innerText").strip()
-            come.set()
-            assert browser.driver.execute_async_script(WAIT, what)
-            assert [(r["top"], r["left"]) for r in browser.run(places)] == before
-            assert browser.run("return document.querySelector('[aria-busy], .bone')") is None
-            if not address:
-                cells = "return [...document.querySelectorAll('tbody tr > *')].map(c => c.getBoundingClientRect())"
-                cells = browser.run(cells)
-                assert cells[1]["right"] <= size[0], "the speed-up, beside the name"
-                assert cells[0]["width"] > 100
-    server.close()
+    with serving(waiting) as url:
+        for size in (PHONE, DESKTOP):
+            browser.view(size)
+            for address, what in (("", "The latest first"), (f"run/{long}", "How to reproduce")):
+                come.clear()
+                browser.open(url + address)
+                before = [(r["top"], r["left"]) for r in browser.run(places)]
+                assert browser.run("return document.getElementById('page').getAttribute('aria-busy')") == "true"
+                assert browser.run("return document.querySelector('#page').innerText").strip()
+                come.set()
+                assert browser.driver.execute_async_script(WAIT, what)
+                assert [(r["top"], r["left"]) for r in browser.run(places)] == before
+                assert browser.run("return document.querySelector('[aria-busy], .bone')") is None
+                if not address:
+                    cells = "return [...document.querySelectorAll('tbody tr > *')].map(c => c.getBoundingClientRect())"
+                    cells = browser.run(cells)
+                    assert cells[1]["right"] <= size[0], "the speed-up, beside the name"
+                    assert cells[0]["width"] > 100
 
 
 def test_a_live_page_follows_the_search_unless_it_is_paused(browser: Browser, served: tuple[Path, str]) -> None:
