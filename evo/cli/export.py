@@ -15,7 +15,8 @@ from evo.cli.options import Db, Json, Trust, print_json
 from evo.cli.recorded import trusted
 from evo.environment import DEFAULT_DB, command_line
 from evo.errors import UsageError
-from evo.export import MANIFEST, Exporter, check_replaceable, find_exporter
+from evo.export import MANIFEST, Exporter, ExportRequest, check_replaceable, find_exporter
+from evo.export._earlier import beside, folder_of, requests_from
 from evo.export._tuned import write_tuned
 from evo.export._winners import choose_winners, export_all_candidates, export_winners, requests_of
 from evo.export.flashinfer_bench import Refusal
@@ -31,7 +32,7 @@ SHOWN = 5
 
 
 def export(
-    what: Annotated[list[str], typer.Argument(help="Runs or candidates.")],
+    what: Annotated[list[str], typer.Argument(help="Runs, candidates, or earlier exports to add to.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write; its name is the module's.")] = None,
     format: Annotated[str, typer.Option(help="Format of the export.")] = "module",
     tuned: Annotated[
@@ -62,17 +63,21 @@ def export(
                 raise UsageError(f"--format {exporter.name} holds a run as it was: leave out {left}")
             written = export_all_candidates(store, what, exporter, out)
         else:
+            earlier = list[ExportRequest]()
             for name in dict.fromkeys(what):
-                chosen += choose_winners(store, name, db, notice, refused=refused)
+                if (folder := folder_of(name)) is not None:
+                    earlier += requests_from(folder, out or Path())
+                else:
+                    chosen += choose_winners(store, name, db, notice, refused=refused)
             trusted(trust, *(c.kernel for c in chosen))
             for said in filter(None, [_unconfirmed(store, c, db) for c in chosen]):
                 notice(said)
-            parts = requests_of(store, chosen, out or Path())
+            parts = beside(requests_of(store, chosen, out or Path()), earlier)
             if out is not None:
                 written, remarks = export_winners(parts, exporter, arch or ())
             if tuned is not None:
                 write_tuned(tuned, parts)
-    names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen] or [f"run {what[0]}"]
+    names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen] or [what[0]]
     workloads = ", ".join(names) if len(names) <= SHOWN else f"{len(names)} workloads"
     if json:
         print_json([str(p) for p in (*written, *([tuned] if tuned else []))])

@@ -37,6 +37,8 @@ class ExportItem:
     """The public identifier."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Provenance as plain JSON data: run, order, timings with intervals, checks passed, ancestry."""
+    timing: Mapping[str, Any] | None = None
+    """Its figure in a manifest; where that is not known yet, it follows from the record's timings."""
     score: float = math.inf
     """The ratio of its time to the reference's in the search."""
     alternatives: Iterable[ExportItem] = field(default=(), compare=False, repr=False)

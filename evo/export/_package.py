@@ -317,7 +317,7 @@ def _variant_record(
         "recipe": None if binary.launch else language.recipe(source.flags),
         "compiler": language.compiler(),
         "launch": plan_record(kernel, target.name, built.genome, workload, binary.launch),
-        "timing": timing_of(item.record) if measured else None,
+        "timing": (item.timing or timing_of(item.record)) if measured else None,
         "record": dict(item.record),
     }
     if not measured:

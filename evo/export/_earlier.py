@@ -1,0 +1,84 @@
+"""The winners of an earlier export, as requests of exporters: what another run found is added to them in a new one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evo.errors import UsageError
+from evo.export import MANIFEST, ExportItem, ExportRequest
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel
+from evo.problem.loading import load_kernel
+from evo.ready import packages
+from evo.runtime.manifest import compiled_when_loaded, read_manifest
+from evo.runtime.package import BACKWARD
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder of an export that is named by its path or as evo.ready.NAME; None where the name is no export's."""
+    folder = packages().get(name, Path(name))
+    return folder if (folder / MANIFEST).is_file() else None
+
+
+def requests_from(folder: Path, out: Path) -> list[ExportRequest]:
+    """A request for each machine on which variants of an export were measured, also of its backward. Variants that were only
+    compiled for an architecture are made anew: of these, or where they are not legal there, of those. Raises UsageError for
+    an export that cannot be read."""
+    try:
+        manifest = read_manifest(folder / MANIFEST)
+    except ImportError as error:
+        raise UsageError(str(error)) from error
+    if "variants" not in manifest:
+        raise UsageError(f"{folder} is an export of format {manifest.get('format')}, which holds no variants to add to")
+    kernel, found = load_kernel(manifest["kernel"]["name"]), []
+    again = {name: manifest[name] for name in ("rendered_again",) if name in manifest}
+    elsewhere: dict[str, list[ExportItem]] = {}
+    for v in manifest["variants"]:
+        if v["standing"] != "measured":
+            for item in _items(kernel, {**v, "source_digest": None}):
+                elsewhere.setdefault(item.workload.key, []).append(item)
+    for number, machine in enumerate(manifest["measured_on"]):
+        own = [v for v in manifest["variants"] if v["measured_on"] == number and v["standing"] == "measured"]
+        for target, arch in dict.fromkeys((v["target"], v["arch"]) for v in own if not compiled_when_loaded(v["arch"])):
+            alike = [v for v in own if (v["target"], v["arch"]) == (target, arch)]
+            items = (item for v in alike for item in _items(kernel, v))
+            found.append(
+                ExportRequest(
+                    kernel=kernel.name,
+                    digest=manifest["kernel"]["digest"],
+                    target=target,
+                    arch=arch,
+                    items=tuple(replace(item, alternatives=elsewhere.get(item.workload.key, ())) for item in items),
+                    out=out,
+                    environment={**machine, **again},
+                    few=any(v["points"] for v in alike),
+                )
+            )
+    if (folder / BACKWARD / MANIFEST).is_file():
+        found += requests_from(folder / BACKWARD, out)
+    return found
+
+
+def _items(kernel: Kernel, variant: Mapping[str, Any]) -> Iterator[ExportItem]:
+    """What a variant won: of a problem that another candidate won, which was slower than PyTorch and is not kept, the
+    variant stands for that one."""
+    code = {name: variant[name] for name in ("source_digest", "code_hash") if name in variant}
+    for won in (variant, *variant["points"]):
+        yield ExportItem(
+            workload=kernel.workload(variant["target"], won["workload"]["key"]),
+            genome=Genome.of(variant["genome"]),
+            candidate=won["candidate"],
+            record={**won["record"], **code},
+            timing=won["timing"],
+        )
+
+
+def beside(parts: Sequence[ExportRequest], earlier: Sequence[ExportRequest]) -> list[ExportRequest]:
+    """Requests, and of earlier exports what they have no winner for, which the first of these that has one gives."""
+    found = list(parts)
+    for part in earlier:
+        known = {(other.kernel, other.target, other.arch, item.workload) for other in found for item in other.items}
+        left = [i for i in part.items if (part.kernel, part.target, part.arch, i.workload) not in known]
+        found += [replace(part, items=tuple(left))] if left else []
+    return found
