@@ -5,12 +5,14 @@ Texts in it are Jinja templates over the dimensions, options and dtype of a work
 
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from evo.errors import KernelError, UsageError
 from evo.problem.kernel import Kernel, Workload
+from evo.problem.loading import template_root
 from evo.problem.render import template_environment
 
 FORMATS_FILE = "formats.toml"
@@ -28,14 +30,28 @@ def format_table(kernel: Kernel, format: str) -> Mapping[str, Any]:
 
 
 def all_tables(kernel: Kernel) -> Mapping[str, Any]:
-    """Empty if there is no such file. Raises KernelError if it cannot be read."""
+    """Empty if there is no such file. A table that says `like = FAMILY` has what it does not say itself of the family's.
+    Raises KernelError for a file that cannot be read, or is not there."""
     path = kernel.folder / FORMATS_FILE
+    found = _read(path) if path.is_file() else {}
+    for name, table in found.items():
+        if isinstance(table, dict) and (family := table.pop("like", None)) is not None:
+            places = [root / str(family) / FORMATS_FILE for root in (kernel.folder, template_root())]
+            shared = _read(next(filter(Path.is_file, places), places[-1]))
+            found[name] = _completed(table, shared.get(name, {}))
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError) as error:
         raise KernelError(f"{path} cannot be read ({error})") from error
+
+
+def _completed(table: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    both = {n: _completed(v, other[n]) for n, v in table.items() if isinstance(v, dict) and isinstance(other.get(n), dict)}
+    return {**other, **table, **both}
 
 
 def values_of(workload: Workload) -> dict[str, Any]:

@@ -156,6 +156,7 @@ def test_a_size_that_the_template_computes_with_is_not_exchanged(own: tuple[Path
     text = (template_root() / "_norm" / "forward.cu.j2").read_text()
     assert "COLS = {{ dims.cols }}" in text
     (kernel / "_norm").mkdir()  # what lies in the kernel's folder comes first
+    shutil.copy(template_root() / "_norm" / "formats.toml", kernel / "_norm")
     (kernel / "_norm" / "forward.cu.j2").write_text(text.replace("COLS = {{ dims.cols }}", "COLS = {{ dims.cols * 1 }}"))
     with pytest.raises(KernelError, match="depends on it in another way"):
         find_exporter("module").export(request)
@@ -177,9 +178,10 @@ def test_a_range_that_is_not_legal_throughout_is_refused(
     own: tuple[Path, ExportRequest], old: str, new: str, reason: str
 ) -> None:
     kernel, request = own
-    text = (kernel / "formats.toml").read_text()
+    text = (template_root() / "_norm" / "formats.toml").read_text()
     assert old in text
-    (kernel / "formats.toml").write_text(text.replace(old, new))
+    (kernel / "_norm").mkdir()
+    (kernel / "_norm" / "formats.toml").write_text(text.replace(old, new))
     with pytest.raises(KernelError, match=reason):
         find_exporter("module").export(request)
 
