@@ -77,7 +77,8 @@ def export(
                 written, remarks = export_winners(parts, exporter, arch or ())
             if tuned is not None:
                 write_tuned(tuned, parts)
-    names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen] or [what[0] if folder_of(what[0]) else f"run {what[0]}"]
+    names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen]
+    names = names or [what[0] if folder_of(what[0]) else f"run {what[0]}"]
     workloads = ", ".join(names) if len(names) <= SHOWN else f"{len(names)} workloads"
     if json:
         print_json([str(p) for p in (*written, *([tuned] if tuned else []))])
