@@ -296,13 +296,16 @@ class Dispatch(Table):
             self.also_serve(batch_invariant=before)
 
     def _does_vary(self, loaded: Loaded, device: int, dtype: torch.dtype, sizes: Mapping[str, int]) -> bool:
-        """Tried once for each variant and device. Raises Busy within a graph that is captured."""
+        """Tried once for each variant and device; what cannot be tried does. Raises Busy within a graph that is captured."""
         place = loaded.variant.index, device
         if place not in self._varies:
             if cuda.is_capturing(device):
                 raise Busy("whether its results are the same in any batch cannot be tried within a graph's capture")
             where = torch.device("cpu") if device < 0 else torch.device("cuda", device)
-            self._varies[place] = not self._frontend.same_in_any_batch(self._batch, loaded, sizes, dtype, where)
+            try:
+                self._varies[place] = not self._frontend.same_in_any_batch(self._batch, loaded, sizes, dtype, where)
+            except Exception:  # whatever it is, the caller has a model to run
+                self._varies[place] = True
         return self._varies[place]
 
     @property
@@ -424,8 +427,8 @@ class Dispatch(Table):
         return Family([replace(member_of(builds, device, {}, sizes), measured=False)], untuned)
 
     def _of_any_batch(self, members: Sequence[Member]) -> list[Member]:
-        """Of the members for the same sizes beside the batch, the one that was tuned for the largest batch, as if it was for
-        a batch of one: the size of a batch then chooses nothing."""
+        """One of the members for the same sizes beside the batch, which was tuned for the largest batch, as if it was for a
+        batch of one: the size of a batch then chooses nothing."""
         found: dict[tuple[int, ...], Member] = {}
         for m in sorted(members, key=lambda m: m.sizes[self._batch]):
             sizes = {**m.sizes, self._batch: 1}

@@ -131,7 +131,7 @@ def test_its_machine_code_is_what_evo_makes_of_it(module: ModuleType) -> None:
         workload = KERNEL.workload("cuda", f"rows=64,cols={cols},dtype={dtype}")
         genome = Genome.of(variant.record["genome"])
         expected = render(KERNEL, "cuda", genome, workload, "sm_90")
-        theirs, _ = run_nvrtc(expected.text, "sm_90", expected.flags, expected.include_dirs)
+        theirs = run_nvrtc(expected.text, "sm_90", expected.flags, expected.include_dirs).code
         assert code_hash(code) == code_hash(theirs)
         ptx, _ = compiler.compile(text, package.headers(text), flags, "compute_90")
         assert b".entry layernorm(" in ptx
@@ -214,7 +214,7 @@ def test_a_source_that_says_which_gpu_it_needs_is_shipped_for_that_one_alone(
     assert runs == [(9, 0)]
     compiler = nvrtc.compiler()
     arch = compiler.arch_for((9, 0), variant.arch)
-    assert compiler.compile(variant.source(), {}, variant.record["recipe"]["flags"], arch)[0].startswith(b"\x7fELF")
+    assert compiler.compile(variant.source(), {}, variant.record["recipe"]["flags"], arch).code.startswith(b"\x7fELF")
     with pytest.raises(UsageError, match=r"for one: .*its source needs sm_90a, and code for sm_89 is wanted"):
         find_exporter("shipped").export(replace(asked, out=tmp_path / "other", builds=("sm_90", "sm_89")))
     template.write_text(uses)  # without a word

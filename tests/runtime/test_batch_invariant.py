@@ -66,14 +66,22 @@ def test_without_it_the_number_of_rows_chooses(loaded: tuple[ModuleType, Any]) -
     assert explained(module, torch.randn(4, 96)) != explained(module, torch.randn(4096, 96))
 
 
-def test_a_variant_whose_rows_depend_on_their_batch_serves_nothing_then(
-    loaded: tuple[ModuleType, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("can_be_tried", [True, False])
+def test_a_variant_whose_rows_depend_on_their_batch_or_may_serves_nothing_then(
+    loaded: tuple[ModuleType, Any], monkeypatch: pytest.MonkeyPatch, can_be_tried: bool
 ) -> None:
     module, call = loaded
     dispatch = module.frontend.DISPATCH
     monkeypatch.setattr(dispatch, "_varies", {})
     tried = list[int]()
-    monkeypatch.setattr(module.frontend, "same_in_any_batch", lambda *a: tried.append(0) is not None)
+
+    def same_in_any_batch(*of: Any) -> bool:
+        tried.append(0)
+        if not can_be_tried:
+            raise torch.OutOfMemoryError("no memory is left to try it")
+        return False
+
+    monkeypatch.setattr(module.frontend, "same_in_any_batch", same_in_any_batch)
     module.also_serve(batch_invariant=True)
     try:
         x = torch.randn(4, 96)
