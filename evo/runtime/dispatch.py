@@ -50,6 +50,7 @@ _PATIENCE_S = 1.5
 _MOST_ENTRIES = 4096
 """Largest number of entries in a table; the oldest goes first."""
 
+_NONE_NEAR = "PyTorch was measured to be faster there, and no variant near it was timed"
 _VARIES = "results of no variant here are the same in any batch"
 
 _Found = TypeVar("_Found")
@@ -144,9 +145,11 @@ class Dispatch(Table):
 
         untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met. At first on
         GPUs, where that takes a second or two, and not on CPUs, where it takes more.
-        slower: problems whose nearest variant was measured, and PyTorch was faster. Not at first.
+        slower: problems whose nearest variant was measured, and PyTorch was faster; where what was measured is not in the
+        package, by the faster of the two nearest variants, as the next. Not at first.
         measure: problems unlike all that were measured by the fastest in a short race of the two nearest variants and
-        PyTorch, as at first; else by the nearest variant.
+        PyTorch, as at first; else by the nearest variant. Nearest are also those whose sizes are up to 16 times farther, in
+        each dimension, than the nearest one's.
         wait: calls for which variants are being compiled, by these: they wait. At first on CPUs and within CUDA graphs that
         are captured; on GPUs else for 1.5 s at most.
         batch_invariant: calls whose parts of a batch have the same bits in any other: by one variant for all sizes of the
@@ -222,7 +225,7 @@ class Dispatch(Table):
         return (*m.sizes.values(), self._left(family, m), text and text + m.how, variant, code, m.measured, more)
 
     def _state(self, member: Member, device: int) -> tuple[str, int, tuple[Any, ...] | None]:
-        refused = ""
+        refused = "" if member.builds else _NONE_NEAR
         for variant in member.builds:
             loaded = variant.refused or self._loaded.get((variant.index, device))
             if loaded is None:
@@ -315,7 +318,7 @@ class Dispatch(Table):
     def _member(self, family: Family, key: tuple[Any, ...]) -> Member:
         """The one that serves a problem, if PyTorch does not. Raises Busy where it is to be raced, and cannot now."""
         sizes = self._sizes(key)
-        nearest = family.by_distance(sizes)
+        nearest = family.near(sizes)
         if not self._measures or is_measured(nearest[0], sizes):
             return nearest[0]
         bucket = self._bucket(key)
@@ -324,7 +327,7 @@ class Dispatch(Table):
         return self._raced[bucket]
 
     def _race(self, nearest: Sequence[Member], bucket: tuple[Any, ...], sizes: Mapping[str, int]) -> Member:
-        """What a race of the nearest two with PyTorch decides, held now or earlier on this machine. Raises Busy, also where
+        """What a race of the first two with PyTorch decides, held now or earlier on this machine. Raises Busy, also where
         this machine is too busy: such a race decides nothing, and nothing of it is remembered."""
         device, dtype, name = bucket[0], bucket[1], self._race_file(bucket)
         variant, ratio, where = json.loads(kept(name) or '["", 0, ""]')
@@ -405,7 +408,9 @@ class Dispatch(Table):
                 return _VARIES
             tuned = steady
         if tuned:
-            members = members_of(tuned, device, sizes, self._more)
+            if self._only is not None:
+                return Family([member_of(tuned, device, {}, sizes)])
+            members = members_of(tuned, device, sizes, self._more, self._slower)
             if self._batch_invariant:
                 members = self._of_any_batch(members)
             if self._measures and any(sizes[n] for n in getattr(self._frontend, "DATA_DECIDE", ())):
@@ -455,7 +460,7 @@ class Dispatch(Table):
                 return self._load(variant, device)
             except Unavailable as reason:
                 reasons.append(reason)
-        raise reasons[0] if reasons else Unavailable("there is none")
+        raise reasons[0] if reasons else Unavailable(_NONE_NEAR)
 
     def _load(self, variant: Variant, device: int) -> Loaded:
         """Loads a variant once for each device. Raises Unavailable, also for one that has failed before; Busy."""

@@ -127,13 +127,13 @@ def test_its_machine_code_is_what_evo_makes_of_it(module: ModuleType) -> None:
     for dtype, cols in (("float16", 1000), ("float16", 1001), ("float16", 6144), ("float32", 300)):
         variant, package = sources(module, dtype, cols)[0], module.PACKAGE
         text, flags = variant.source(), variant.record["recipe"]["flags"]
-        code, _ = compiler.compile(text, package.headers(text), flags, "sm_90")
+        code = compiler.compile(text, package.headers(text), flags, "sm_90").code
         workload = KERNEL.workload("cuda", f"rows=64,cols={cols},dtype={dtype}")
         genome = Genome.of(variant.record["genome"])
         expected = render(KERNEL, "cuda", genome, workload, "sm_90")
         theirs = run_nvrtc(expected.text, "sm_90", expected.flags, expected.include_dirs).code
         assert code_hash(code) == code_hash(theirs)
-        ptx, _ = compiler.compile(text, package.headers(text), flags, "compute_90")
+        ptx = compiler.compile(text, package.headers(text), flags, "compute_90").code
         assert b".entry layernorm(" in ptx
 
 
@@ -188,7 +188,7 @@ def test_a_source_that_uses_what_one_architecture_alone_has_is_compiled_for_that
     """setmaxnreg is an instruction of sm_90a, and not of sm_90."""
     compiler = nvrtc.compiler()
     source = b'extern "C" __global__ void f() { asm volatile("setmaxnreg.inc.sync.aligned.u32 64;"); }'
-    code, _ = compiler.compile(source, {}, (), compiler.arch_for((9, 0), "sm_90a"))
+    code = compiler.compile(source, {}, (), compiler.arch_for((9, 0), "sm_90a")).code
     assert code.startswith(b"\x7fELF")
     with pytest.raises(nvrtc.Refused):
         compiler.compile(source, {}, (), compiler.arch_for((9, 0), "sm_90"))
