@@ -83,10 +83,10 @@ class Dispatch(Table):
         self._wait: bool | None = None
         self._slower, self._measure, self._more, self._batch_invariant = False, True, False, False
         bound = getattr(frontend, "BOUND", None)
-        self._batch = "" if bound is None else next((d.name for d in bound.kernel.dimensions if d.batch), "")
+        self.batch = "" if bound is None else next((d.name for d in bound.kernel.dimensions if d.batch), "")
         """The dimension along which parts of a batch lie; empty if there is none."""
-        self._varies: dict[tuple[int, int], bool] = {}
-        """Whether results of a variant on a device depend on what else is in a batch."""
+        self._varies: dict[tuple[int, int], str] = {}
+        """Why results of a variant on a device may depend on what else is in a batch; empty if they do not."""
         self._forked = False
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):  # Linux and macOS
@@ -156,7 +156,7 @@ class Dispatch(Table):
         batch, also where PyTorch was faster. Not at first. ValueError where the kernel knows no batch.
         more: calls by variants with outputs that they do not ask for, where others are for the same sizes. Not at first.
         """
-        if batch_invariant and not self._batch:
+        if batch_invariant and not self.batch:
             raise ValueError(f"batch_invariant=True: no dimension of {self.package.name} is a batch")
         with self._lock:
             self._batch_invariant = self._batch_invariant if batch_invariant is None else batch_invariant
@@ -278,7 +278,7 @@ class Dispatch(Table):
                 raise
             self._families[common] = refused = f"{family.untuned}{reason}"
             raise Unavailable(refused) from None
-        if self._batch_invariant and self._does_vary(loaded, device, key[1], sizes):
+        if self._batch_invariant and self._varying(loaded, device, key[1], sizes):
             del self._families[common]
             return self._find(key)
         close = EXACT if member.sizes == sizes else CLOSE
@@ -298,17 +298,28 @@ class Dispatch(Table):
         finally:
             self.also_serve(batch_invariant=before)
 
-    def _does_vary(self, loaded: Loaded, device: int, dtype: torch.dtype, sizes: Mapping[str, int]) -> bool:
-        """Tried once for each variant and device; what cannot be tried does. Raises Busy within a graph that is captured."""
+    def varies(self, index: int) -> str | None:
+        """Why parts of a batch may have other bits in another one, as a variant computes them; empty if they have the same.
+        None where the kernel knows no batch. Raises Unavailable, Busy."""
+        if not self.batch:
+            return None
+        variant, device = self._variants[index], _device_of(self._variants[index])
+        with self._lock, torch.no_grad():
+            loaded = self._awaited(lambda: self._load(variant, device))
+            return self._varying(loaded, device, getattr(torch, variant.dtype), variant.sizes)
+
+    def _varying(self, loaded: Loaded, device: int, dtype: torch.dtype, sizes: Mapping[str, int]) -> str:
+        """Tried once for each variant and device. Raises Busy within a graph that is captured."""
         place = loaded.variant.index, device
         if place not in self._varies:
             if cuda.is_capturing(device):
                 raise Busy("whether its results are the same in any batch cannot be tried within a graph's capture")
             where = torch.device("cpu") if device < 0 else torch.device("cuda", device)
             try:
-                self._varies[place] = not self._frontend.same_in_any_batch(self._batch, loaded, sizes, dtype, where)
-            except Exception:  # whatever it is, the caller has a model to run
-                self._varies[place] = True
+                same = self._frontend.same_in_any_batch(self.batch, loaded, sizes, dtype, where)
+                self._varies[place] = "" if same else "it has other bits in another batch"
+            except Exception as error:  # whatever it is, the caller has a model to run
+                self._varies[place] = f"it cannot be tried: {str(error).partition(chr(10))[0]}"
         return self._varies[place]
 
     @property
@@ -403,7 +414,7 @@ class Dispatch(Table):
             return f"nothing was tuned for {name} on this device (there is {', '.join(tuned_for)})"
         tuned = [v for v in candidates if v.fits(sizes)]
         if self._batch_invariant:
-            sizes = {**sizes, self._batch: 1}
+            sizes = {**sizes, self.batch: 1}
             if not (steady := [v for v in tuned if not self._varies.get((v.index, device))]) and tuned:
                 return _VARIES
             tuned = steady
@@ -435,8 +446,8 @@ class Dispatch(Table):
         """One of the members for the same sizes beside the batch, which was tuned for the largest batch, as if it was for a
         batch of one: the size of a batch then chooses nothing."""
         found: dict[tuple[int, ...], Member] = {}
-        for m in sorted(members, key=lambda m: m.sizes[self._batch]):
-            sizes = {**m.sizes, self._batch: 1}
+        for m in sorted(members, key=lambda m: m.sizes[self.batch]):
+            sizes = {**m.sizes, self.batch: 1}
             found[tuple(sizes.values())] = replace(m, sizes=sizes, measured=False, slower="")
         return list(found.values())
 

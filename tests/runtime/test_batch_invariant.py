@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,6 +109,32 @@ def test_the_test_of_it_finds_a_dependence(loaded: tuple[ModuleType, Any]) -> No
             return found.call({**sizes, "cols": sizes["cols"] - (sizes["rows"] == 1)}, *of)
 
     assert not frontend.same_in_any_batch("rows", Varying(), sizes, torch.float32, here)
+
+
+def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", [module.__name__, *arguments])
+    return int(module.runtime.main(module.PACKAGE, module.frontend))
+
+
+def test_check_tells_whether_it_is_so_of_each_variant(
+    loaded: tuple[ModuleType, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, _ = loaded
+    assert run(module, monkeypatch, "check", "--batch-invariant") == 0
+    assert capsys.readouterr().out.count("  in any batch: the same bits\n") == len(SIZES)
+    monkeypatch.setattr(module.frontend.DISPATCH, "_varies", {})
+    monkeypatch.setattr(module.frontend, "same_in_any_batch", lambda *of: False)
+    assert run(module, monkeypatch, "check") == 0, "nobody has asked for it"
+    told = capsys.readouterr().out
+    assert told.count("  in any batch: REFUSED: it has other bits in another batch\n") == len(SIZES)
+    assert run(module, monkeypatch, "check", "--batch-invariant", "--json") == 1
+    variants = json.loads(capsys.readouterr().out)
+    assert [(v["right"], v["varies"]) for v in variants] == [(True, "it has other bits in another batch")] * len(SIZES)
+    monkeypatch.setattr(module.frontend.DISPATCH, "batch", "")
+    assert run(module, monkeypatch, "check", "--batch-invariant") == 2
+    assert capsys.readouterr().err == f"--batch-invariant: no dimension of {module.__name__} is a batch\n"
+    assert run(module, monkeypatch, "check") == 0
+    assert "in any batch" not in capsys.readouterr().out
 
 
 def test_bench_tells_what_it_costs(loaded: tuple[ModuleType, Any]) -> None:
