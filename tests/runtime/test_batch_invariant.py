@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import sys
@@ -13,10 +14,13 @@ import pytest
 import torch
 
 from evo.export import find_exporter
+from tests.ended import run_python
 from tests.export.exports import request_for
 from tests.runtime.conftest import Importer, python
 
 pytestmark = pytest.mark.slow
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARK = str(BENCHMARKS / "batch_invariance.py")
 
 SIZES = ("rows=4,cols=96,dtype=float32", "rows=4096,cols=96,dtype=float32", "rows=64,cols=1000,dtype=float32")
 CALLS: dict[str, Any] = {
@@ -145,3 +149,31 @@ def test_bench_tells_what_it_costs(loaded: tuple[ModuleType, Any]) -> None:
     assert [v["batch_invariant"]["variant"] for v in variants] == [1, 1, 2]
     assert variants[0]["batch_invariant"]["ratio"] != 1, "it was timed"
     assert [v["batch_invariant"]["ratio"] for v in variants[1:]] == [1, 1]
+
+
+def test_random_batches_of_every_family_have_the_same_bits() -> None:
+    told = run_python(BENCHMARKS, BENCHMARK, "--device", "cpu", "--batches", "12", "--rounds", "0", "--json")
+    families = json.loads(told.stdout)
+    assert told.returncode == 0, families
+    assert [f["family"].removeprefix("batches_of_") for f in families] == [
+        "layernorm", "rmsnorm", "add_layernorm", "add_rmsnorm", "softmax", "attention",
+    ]  # fmt: skip
+    for family in families:
+        assert (family["batches"], family["left_to_pytorch"], family["bits_differing"]) == (12, 0, 0)
+        assert family["rows"] > 12
+
+
+def test_the_benchmark_finds_bits_that_depend_on_a_batch(
+    loaded: tuple[ModuleType, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _ = loaded
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    benchmark = importlib.import_module("batch_invariance")
+    package = benchmark.load(Path(str(module.__file__)).parent)
+    served, place = package.frontend.SUBJECT, torch.device("cpu")
+    assert benchmark.compared(package, place, 9, random.Random(0))["bits_differing"] == 0
+    monkeypatch.setattr(package.frontend, "SUBJECT", lambda x, *more: served(x, *more) + (len(x) == 1))
+    assert benchmark.compared(package, place, 9, random.Random(0))["bits_differing"] > 0
+    [cost, *_] = benchmark.costs(package, place, 1)
+    assert cost["ways"]["with"] == "variant"
+    assert cost["ratio"] > 0
