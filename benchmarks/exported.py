@@ -26,7 +26,7 @@ __all__ = ["Package", "Sample", "Timing", "add_packages", "gpu_times", "load", "
 @dataclass(frozen=True)
 class Package:
     """A folder that `evo export --format module` wrote, or a folder of kernels/. `name`: the name of its module; `function`:
-    the name of the function there and in torch.nn.functional."""
+    the name of the function there and in torch.nn.functional, if it is one of these."""
 
     folder: Path
     name: str
@@ -68,13 +68,14 @@ def add_packages(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--package", action="append", type=Path, required=True, help=told)
 
 
-def load(folder: Path) -> Package:
-    """Ends the program, with the reason, if it is no such folder."""
+def load(folder: Path, stand_in: bool = True) -> Package:
+    """stand_in: for a function of PyTorch's. Ends the program, with the reason, if it is no such folder."""
     folder = folder.resolve()
     try:
         manifest = read_manifest(folder / MANIFEST)
-        replaced = manifest["kernel"]["replaces"]
-        if manifest["format"] not in ("module", "shipped") or not (replaced or "").startswith("torch.nn.functional."):
+        replaced = manifest["kernel"]["replaces"] or ""
+        is_stand_in = replaced.startswith("torch.nn.functional.")
+        if manifest["format"] not in ("module", "shipped") or (stand_in and not is_stand_in):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         raise SystemExit(f"{folder} is no package that `evo export` wrote, of format module or shipped") from None
@@ -90,7 +91,7 @@ def load(folder: Path) -> Package:
     if module.PACKAGE.folders[0] != folder:
         raise SystemExit(f"{folder} is not what is shipped: {name} is {module.PACKAGE.folders[0]}")
     frontend = importlib.import_module(f"{name}.frontend")
-    return Package(folder, name, module, frontend, manifest, replaced.rsplit(".", 1)[1])
+    return Package(folder, name, module, frontend, manifest, replaced.rpartition(".")[2])
 
 
 def load_all(folders: Sequence[Path]) -> list[Package]:

@@ -1,5 +1,6 @@
 """The winners of an earlier export, as requests of exporters: what another run found is added to them in a new one."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,7 @@ def _items(kernel: Kernel, variant: Mapping[str, Any]) -> Iterator[ExportItem]:
             candidate=won["candidate"],
             record={**won["record"], **code},
             timing=won["timing"],
+            score=won.get("slowdown", math.inf),
         )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import itertools
 import keyword
+import math
 import re
 import sys
 from collections import Counter
@@ -98,7 +99,7 @@ def make_package(*parts: ExportRequest) -> Contents:
     offered = _offered_by(kernel)
     manifest, files = build_package(kernel, parts)
     if any(part.few for part in parts):
-        manifest["variants"] = _merged(manifest["variants"], files)
+        manifest["variants"] = _merged(manifest["variants"], files, parts)
     _add_fallbacks(kernel, manifest, files)
     for record in (*manifest["variants"], *manifest["general"]):  # only now: templates write for which one they are rendered
         arch = record["arch"]
@@ -160,28 +161,51 @@ def _check_pair(backward: Kernel, forward: Kernel) -> None:
             raise KernelError(f"{backward.folder / FUNCTION_FILES[0]}: {error}") from None
 
 
+_NEAR = 1.5
+"""How many times the time of a problem's winner another variant may take, and stand in for it."""
 _ABLE = ("target", "arch", "measured_on")
 _SAME = ("target", "arch", "measured_on", "launch", "fixed", "standing")
 _OF_POINT = ("candidate", "workload", "timing", "record")
 
 
-def _merged(variants: Sequence[dict[str, Any]], files: dict[str, bytes]) -> list[dict[str, Any]]:
+def _merged(
+    variants: Sequence[dict[str, Any]], files: dict[str, bytes], parts: Sequence[ExportRequest]
+) -> list[dict[str, Any]]:
     """The variants with each code once: its `points` are the further problems that it won, and those that it could run
-    where their own winner was slower than PyTorch, which is not kept. Files that are not needed any more are taken out of
-    `files`."""
+    where their own winner was slower than PyTorch, which is not kept: the fastest there of those that are, with `slowdown`,
+    its time over the winner's, if that is known to be near. Files that are not needed any more are taken out of `files`."""
     kept: list[dict[str, Any]] = []
     for v in sorted(variants, key=lambda v: bool(slower(v))):
         names, code = (_ABLE, None) if slower(v) else (_SAME, files[v["binary"]])
         alike = (k for k in kept if all(k[n] == v[n] for n in names) and code in (None, files[k["binary"]]))
-        same = next((k for k in alike if _compiled_in(k) == _compiled_in(v)), None)
-        if same is None:
+        same = [k for k in alike if _compiled_in(k) == _compiled_in(v)]
+        if not same:
             kept.append({**v, "points": []})
-        else:
-            same["points"].append({name: v[name] for name in _OF_POINT})
+            continue
+        near = _near(v, parts) if slower(v) else {}
+        times = [near.get(Genome.of(k["genome"]).digest, math.inf) for k in same]
+        least = min(times)
+        known = {"slowdown": round(least, 3)} if least < math.inf else {}
+        same[times.index(least)]["points"].append({name: v[name] for name in _OF_POINT} | known)
     needed = {name for v in kept for name in (v["source"], v["binary"])}
     for name in {name for v in variants for name in (v["source"], v["binary"])} - needed:
         del files[name]
     return kept
+
+
+def _near(winner: Mapping[str, Any], parts: Sequence[ExportRequest]) -> dict[str, float]:
+    """The candidates for a winner's problem that its search timed as near to it, by the digest of their genomes: their times
+    over its."""
+    items = parts[winner["measured_on"]].items
+    item = next(i for i in items if i.workload.key == winner["workload"]["key"])
+    if item.timing is not None:  # of an earlier export, which has the one that is near, if any is
+        return {item.genome.digest: item.score}
+    found = dict[str, float]()
+    for other in itertools.chain([item], item.alternatives):
+        if not other.score <= _NEAR * item.score < math.inf:
+            break
+        found.setdefault(other.genome.digest, max(1.0, other.score / item.score))
+    return found
 
 
 def _compiled_in(variant: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ Reference: CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibilit
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ EXACT, CLOSE = ", measured at these sizes", ", the nearest that was measured"
 FAR = ", the nearest, not reliably timed at such sizes"
 """Which variant serves a problem, in words, as in choice.h."""
 
+_NEAR = 4
+"""How many doublings farther than the nearest one's a variant's sizes may be in each dimension, so that it is a choice, too:
+attention that is fast for one query is slow for thousands."""
 _PTX = 100
 """Any machine code comes before any PTX, and before sources, which are compiled where they are to run."""
 
@@ -64,7 +67,7 @@ def in_order(variants: Iterable[Variant], device: int) -> list[Variant]:
 @dataclass(frozen=True)
 class Member:
     """A problem that something was tuned at, found to be the best for, or raced at: the builds of that for a device, the one
-    to be taken first.
+    to be taken first; none where PyTorch was faster than what was tuned there, which was not kept, and no other is near.
 
     measured: in an undisturbed final on such a device, by its name, beside this release of PyTorch. slower: by what PyTorch
     was faster there; empty if it was not. how: what a race found, in words.
@@ -89,6 +92,11 @@ class Family:
         """The member that was tuned nearest to a problem first: by the sum over the dimensions; of equally near ones that
         with the nearest last dimension, for what is dense in memory matters most, and so on. choice.h does the same."""
         return sorted(self.members, key=lambda m: _distance(m.sizes, sizes))
+
+    def near(self, sizes: Mapping[str, int]) -> list[Member]:
+        """The nearest member, and behind it those that are `_NEAR`."""
+        nearest, *others = self.by_distance(sizes)
+        return [nearest, *(m for m in others if _is_near(m.sizes, sizes, factors(nearest.sizes, sizes)))]
 
 
 def is_measured(member: Member, sizes: Mapping[str, int]) -> bool:
@@ -117,21 +125,36 @@ def _release(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def members_of(variants: Iterable[Variant], device: int, sizes: Mapping[str, int], prefer_more: bool) -> list[Member]:
+def members_of(
+    variants: Iterable[Variant], device: int, sizes: Mapping[str, int], prefer_more: bool, serve_slower: bool
+) -> list[Member]:
     """The variants by what they were tuned for, and were the best for. sizes: of a problem that all of them fit. Where
     variants with and without outputs that it does not ask for were tuned for the same, those that were measured to be faster
-    than PyTorch are taken; of both such, or neither, those with them if `prefer_more`."""
+    than PyTorch are taken; of both such, or neither, those with them if `prefer_more`. Where PyTorch was faster than what is
+    not here, the nearest variants are; with `serve_slower` as such of a problem that nobody measured."""
     groups: dict[tuple[int, ...], list[tuple[Variant, Mapping[str, Any]]]] = {}
     for v in in_order(variants, device):
         for point in v.points:
             groups.setdefault(tuple(point["workload"]["dims"].values()), []).append((v, point))
-    found: dict[tuple[int, ...], list[Member]] = {}
+    every = list[Member]()
     for group in groups.values():
         member = member_of([v for v, _ in group], device, group[0][1], sizes)
-        found.setdefault(tuple(member.sizes.values()), []).append(member)
+        timed = [v for v, point in group if v.was_timed_at(point)]
+        if serve_slower and group[0][0] not in timed:
+            member = replace(member, measured=False, slower="")
+        every.append(replace(member, builds=timed))
+    known, found = [m for m in every if m.builds], dict[tuple[int, ...], list[Member]]()
 
-    def merit(m: Member) -> tuple[bool, bool]:
-        return m.measured and not m.slower, m.builds[0].gives_more(sizes) == prefer_more
+    def suits(m: Member) -> bool:
+        return m.builds[0].gives_more(sizes) == prefer_more
+
+    for m in every:
+        near = (k for k in known if _is_near(k.sizes, m.sizes))
+        nearest = min(near, key=lambda k: (_distance(k.sizes, m.sizes), not suits(k)), default=m)
+        found.setdefault(tuple(m.sizes.values()), []).append(replace(m, builds=m.builds or nearest.builds))
+
+    def merit(m: Member) -> tuple[bool, bool, bool]:
+        return m.measured and not m.slower, bool(m.builds), bool(m.builds) and suits(m)
 
     return [max(alike, key=merit) for alike in found.values()]
 
@@ -139,6 +162,11 @@ def members_of(variants: Iterable[Variant], device: int, sizes: Mapping[str, int
 def factors(own: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:
     """How far sizes are from a variant's own, by dimension: in doublings."""
     return {d: abs(math.log2(max(n, 1)) - math.log2(max(sizes[d], 1))) for d, n in own.items()}
+
+
+def _is_near(own: Mapping[str, int], sizes: Mapping[str, int], allowed: Mapping[str, float] | None = None) -> bool:
+    """Whether sizes are `_NEAR` a variant's own, or as much farther than is allowed, by dimension."""
+    return all(f <= _NEAR + (allowed[d] if allowed else 0) for d, f in factors(own, sizes).items())
 
 
 def _distance(own: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:

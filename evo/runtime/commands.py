@@ -24,6 +24,9 @@ def main(package: Package, frontend: Any) -> int:
     checking = commands.add_parser("check", help="compare every variant with PyTorch and float64")
     checking.add_argument("--seed", type=int, default=None, help="of the inputs (default: another each time)")
     checking.add_argument("--cases", type=int, default=0, help="so many random ones, too")
+    checking.add_argument(
+        "--batch-invariant", action="store_true", help="fail, too, where a batch's parts have other bits in another batch"
+    )
     checking.add_argument("-v", "--verbose", action="store_true", help="one line a case")
     timing = commands.add_parser("bench", help="time every variant beside PyTorch")
     timing.add_argument("--rounds", type=int, default=30, help="pairs of samples (default: 30)")
@@ -150,6 +153,9 @@ def _show(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, An
 
 
 def _check(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    if options.batch_invariant and not frontend.DISPATCH.batch:
+        print(f"--batch-invariant: no dimension of {frontend.DISPATCH.package.name} is a batch", file=sys.stderr)
+        return [], 2
     seed = torch.seed() % 2**31 if options.seed is None else options.seed
     variants = _variants(frontend, options.all)
     for v, name in zip(variants, _names(variants), strict=True):
@@ -162,19 +168,32 @@ def _check(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, A
         v["seed"] = seed
         # JSON knows no infinity.
         v["cases"] = [{**asdict(c), "error": c.error if isfinite(c.error) else None} for c in found]
+        v["varies"] = varies = _varies(frontend, v["variant"])
         print(name)
         for c in found:
             if options.verbose or c.reason:
                 verdict = f"WRONG  {c.case}: {c.reason}" if c.reason else f"right  {c.case}: error {c.error:.3g}"
                 print(f"  {verdict} [{c.path}]")
         print(f"  {_summary(found)} (seed {seed})")
+        if varies is not None:
+            print(f"  in any batch: {f'REFUSED: {varies}' if varies else 'the same bits'}")
     damaged = list(frontend.DISPATCH.package.damaged())
     for fault in damaged:
         print(f"DAMAGED  {fault}; export it again", file=sys.stderr)
     checked = [v["right"] for v in variants if v["right"] is not None]
     if not checked:
         print("no variant of this package runs on this machine: every call is left to PyTorch")
-    return variants, 0 if checked and all(checked) and not damaged else 1
+    refused = options.batch_invariant and any(v.get("varies") for v in variants)
+    return variants, 0 if checked and all(checked) and not damaged and not refused else 1
+
+
+def _varies(frontend: Any, index: int) -> str | None:
+    """As `Dispatch.varies`; also why it does not run, where it has failed by now."""
+    try:
+        found: str | None = frontend.DISPATCH.varies(index)
+    except (Unavailable, Busy) as reason:
+        return str(reason)
+    return found
 
 
 def _summary(found: list[Verdict]) -> str:

@@ -50,6 +50,7 @@ _PATIENCE_S = 1.5
 _MOST_ENTRIES = 4096
 """Largest number of entries in a table; the oldest goes first."""
 
+_NONE_NEAR = "PyTorch was measured to be faster there, and no variant near it was timed"
 _VARIES = "results of no variant here are the same in any batch"
 
 _Found = TypeVar("_Found")
@@ -82,10 +83,10 @@ class Dispatch(Table):
         self._wait: bool | None = None
         self._slower, self._measure, self._more, self._batch_invariant = False, True, False, False
         bound = getattr(frontend, "BOUND", None)
-        self._batch = "" if bound is None else next((d.name for d in bound.kernel.dimensions if d.batch), "")
+        self.batch = "" if bound is None else next((d.name for d in bound.kernel.dimensions if d.batch), "")
         """The dimension along which parts of a batch lie; empty if there is none."""
-        self._varies: dict[tuple[int, int], bool] = {}
-        """Whether results of a variant on a device depend on what else is in a batch."""
+        self._varies: dict[tuple[int, int], str] = {}
+        """Why results of a variant on a device may depend on what else is in a batch; empty if they do not."""
         self._forked = False
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):  # Linux and macOS
@@ -144,16 +145,18 @@ class Dispatch(Table):
 
         untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met. At first on
         GPUs, where that takes a second or two, and not on CPUs, where it takes more.
-        slower: problems whose nearest variant was measured, and PyTorch was faster. Not at first.
+        slower: problems whose nearest variant was measured, and PyTorch was faster; where what was measured is not in the
+        package, by the faster of the two nearest variants, as the next. Not at first.
         measure: problems unlike all that were measured by the fastest in a short race of the two nearest variants and
-        PyTorch, as at first; else by the nearest variant.
+        PyTorch, as at first; else by the nearest variant. Nearest are also those whose sizes are up to 16 times farther, in
+        each dimension, than the nearest one's.
         wait: calls for which variants are being compiled, by these: they wait. At first on CPUs and within CUDA graphs that
         are captured; on GPUs else for 1.5 s at most.
         batch_invariant: calls whose parts of a batch have the same bits in any other: by one variant for all sizes of the
         batch, also where PyTorch was faster. Not at first. ValueError where the kernel knows no batch.
         more: calls by variants with outputs that they do not ask for, where others are for the same sizes. Not at first.
         """
-        if batch_invariant and not self._batch:
+        if batch_invariant and not self.batch:
             raise ValueError(f"batch_invariant=True: no dimension of {self.package.name} is a batch")
         with self._lock:
             self._batch_invariant = self._batch_invariant if batch_invariant is None else batch_invariant
@@ -222,7 +225,7 @@ class Dispatch(Table):
         return (*m.sizes.values(), self._left(family, m), text and text + m.how, variant, code, m.measured, more)
 
     def _state(self, member: Member, device: int) -> tuple[str, int, tuple[Any, ...] | None]:
-        refused = ""
+        refused = "" if member.builds else _NONE_NEAR
         for variant in member.builds:
             loaded = variant.refused or self._loaded.get((variant.index, device))
             if loaded is None:
@@ -275,7 +278,7 @@ class Dispatch(Table):
                 raise
             self._families[common] = refused = f"{family.untuned}{reason}"
             raise Unavailable(refused) from None
-        if self._batch_invariant and self._does_vary(loaded, device, key[1], sizes):
+        if self._batch_invariant and self._varying(loaded, device, key[1], sizes):
             del self._families[common]
             return self._find(key)
         close = EXACT if member.sizes == sizes else CLOSE
@@ -295,14 +298,28 @@ class Dispatch(Table):
         finally:
             self.also_serve(batch_invariant=before)
 
-    def _does_vary(self, loaded: Loaded, device: int, dtype: torch.dtype, sizes: Mapping[str, int]) -> bool:
+    def varies(self, index: int) -> str | None:
+        """Why parts of a batch may have other bits in another one, as a variant computes them; empty if they have the same.
+        None where the kernel knows no batch. Raises Unavailable, Busy."""
+        if not self.batch:
+            return None
+        variant, device = self._variants[index], _device_of(self._variants[index])
+        with self._lock, torch.no_grad():
+            loaded = self._awaited(lambda: self._load(variant, device))
+            return self._varying(loaded, device, getattr(torch, variant.dtype), variant.sizes)
+
+    def _varying(self, loaded: Loaded, device: int, dtype: torch.dtype, sizes: Mapping[str, int]) -> str:
         """Tried once for each variant and device. Raises Busy within a graph that is captured."""
         place = loaded.variant.index, device
         if place not in self._varies:
             if cuda.is_capturing(device):
                 raise Busy("whether its results are the same in any batch cannot be tried within a graph's capture")
             where = torch.device("cpu") if device < 0 else torch.device("cuda", device)
-            self._varies[place] = not self._frontend.same_in_any_batch(self._batch, loaded, sizes, dtype, where)
+            try:
+                same = self._frontend.same_in_any_batch(self.batch, loaded, sizes, dtype, where)
+                self._varies[place] = "" if same else "it has other bits in another batch"
+            except Exception as error:  # whatever it is, the caller has a model to run
+                self._varies[place] = f"it cannot be tried: {str(error).partition(chr(10))[0]}"
         return self._varies[place]
 
     @property
@@ -312,7 +329,7 @@ class Dispatch(Table):
     def _member(self, family: Family, key: tuple[Any, ...]) -> Member:
         """The one that serves a problem, if PyTorch does not. Raises Busy where it is to be raced, and cannot now."""
         sizes = self._sizes(key)
-        nearest = family.by_distance(sizes)
+        nearest = family.near(sizes)
         if not self._measures or is_measured(nearest[0], sizes):
             return nearest[0]
         bucket = self._bucket(key)
@@ -321,7 +338,7 @@ class Dispatch(Table):
         return self._raced[bucket]
 
     def _race(self, nearest: Sequence[Member], bucket: tuple[Any, ...], sizes: Mapping[str, int]) -> Member:
-        """What a race of the nearest two with PyTorch decides, held now or earlier on this machine. Raises Busy, also where
+        """What a race of the first two with PyTorch decides, held now or earlier on this machine. Raises Busy, also where
         this machine is too busy: such a race decides nothing, and nothing of it is remembered."""
         device, dtype, name = bucket[0], bucket[1], self._race_file(bucket)
         variant, ratio, where = json.loads(kept(name) or '["", 0, ""]')
@@ -397,12 +414,14 @@ class Dispatch(Table):
             return f"nothing was tuned for {name} on this device (there is {', '.join(tuned_for)})"
         tuned = [v for v in candidates if v.fits(sizes)]
         if self._batch_invariant:
-            sizes = {**sizes, self._batch: 1}
+            sizes = {**sizes, self.batch: 1}
             if not (steady := [v for v in tuned if not self._varies.get((v.index, device))]) and tuned:
                 return _VARIES
             tuned = steady
         if tuned:
-            members = members_of(tuned, device, sizes, self._more)
+            if self._only is not None:
+                return Family([member_of(tuned, device, {}, sizes)])
+            members = members_of(tuned, device, sizes, self._more, self._slower)
             if self._batch_invariant:
                 members = self._of_any_batch(members)
             if self._measures and any(sizes[n] for n in getattr(self._frontend, "DATA_DECIDE", ())):
@@ -424,11 +443,11 @@ class Dispatch(Table):
         return Family([replace(member_of(builds, device, {}, sizes), measured=False)], untuned)
 
     def _of_any_batch(self, members: Sequence[Member]) -> list[Member]:
-        """Of the members for the same sizes beside the batch, the one that was tuned for the largest batch, as if it was for
-        a batch of one: the size of a batch then chooses nothing."""
+        """One of the members for the same sizes beside the batch, which was tuned for the largest batch, as if it was for a
+        batch of one: the size of a batch then chooses nothing."""
         found: dict[tuple[int, ...], Member] = {}
-        for m in sorted(members, key=lambda m: m.sizes[self._batch]):
-            sizes = {**m.sizes, self._batch: 1}
+        for m in sorted(members, key=lambda m: m.sizes[self.batch]):
+            sizes = {**m.sizes, self.batch: 1}
             found[tuple(sizes.values())] = replace(m, sizes=sizes, measured=False, slower="")
         return list(found.values())
 
@@ -452,7 +471,7 @@ class Dispatch(Table):
                 return self._load(variant, device)
             except Unavailable as reason:
                 reasons.append(reason)
-        raise reasons[0] if reasons else Unavailable("there is none")
+        raise reasons[0] if reasons else Unavailable(_NONE_NEAR)
 
     def _load(self, variant: Variant, device: int) -> Loaded:
         """Loads a variant once for each device. Raises Unavailable, also for one that has failed before; Busy."""

@@ -1,12 +1,14 @@
 // A function as Python and PyTorch's dispatcher call it: what of the native launcher is the same for all that are stated.
 //
-// native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands; ARGUMENTS, RESULTS, SAVED, SAVED_SIZES, KEPT, HAS_FORMULA, HAS_OPERATOR, AUTOCAST_CASTS, NAME, SCHEMA and Signature. Behind it, declared here: read,
-// misfit, problem_of, run, originals, is_complete, as_promised, formula, is_served_backward, run_backward and dispatched; and add_kernels of native.h.
+// native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands;
+// ARGUMENTS, RESULTS, SAVED, SAVED_SIZES, KEPT, HAS_FORMULA, HAS_OPERATOR, AUTOCAST_CASTS, NAME, SCHEMA and Signature.
+// Behind it, declared here: read, misfit, problem_of, run, originals, is_complete, as_promised, formula, is_served_backward,
+// run_backward and dispatched; and add_kernels of native.h.
 //
 // A call has the same result whether or not it records gradients: the same variant is chosen. Gradients follow from the
-// result by an operator of PyTorch's, or are those of a variant of the backward kernel, which takes what the forward's variant
-// gives beside the result, or where that gives nothing, another one's, that runs beside it. Otherwise they are PyTorch's
-// derivative of its own function, which is called again for them.
+// result by an operator of PyTorch's, or are those of a variant of the backward kernel, which takes what the forward's
+// variant gives beside the result, or where that gives nothing, another one's, that runs beside it. Otherwise they are
+// PyTorch's derivative of its own function, which is called again for them.
 #pragma once
 
 #include <torch/csrc/autograd/autograd.h>
@@ -162,8 +164,9 @@ inline Gradients torch_backward(
     return found;
 }
 
-// call: less its tensors, which are the first of those that were kept, before the results that a formula or a backward kernel
-// takes, and what else that takes. gradients: undefined for a result that nothing was computed from. wants(i): whether a gradient is wanted of the i-th tensor that is there.
+// call: less its tensors, which are the first of those that were kept, before the results that a formula or a backward
+// kernel takes, and what else that takes. gradients: undefined for a result that nothing was computed from. wants(i): whether
+// a gradient is wanted of the i-th tensor that is there.
 template <class Wants>
 Gradients gradients_of(
     Operator& op, Arguments& call, torch::autograd::variable_list kept, const torch::autograd::variable_list& gradients,
@@ -213,8 +216,8 @@ inline Operator& kept_operands(Context& context, Arguments& a) {
     return *reinterpret_cast<Operator*>(context.saved_data["operator"].toInt());
 }
 
-// A call that records gradients, of which a variant may give the results: one that PyTorch makes a graph of, and what autograd,
-// also when it is compiled, calls for the gradients of any.
+// A call that records gradients, of which a variant may give the results: one that PyTorch makes a graph of, and what
+// autograd, also when it is compiled, calls for the gradients of any.
 struct Differentiable : torch::autograd::Function<Differentiable> {
     template <class... Given>
     static torch::autograd::variable_list forward(Context* context, Operator* op, const Arguments& a, const Given&...) {
@@ -293,8 +296,8 @@ inline bool trains(Operator& op, const Arguments& a, const Problem& problem, con
     return is_served_backward(op, a, wanted);
 }
 
-// A call that records gradients, served by a variant if such a call is. What Function::apply would do, less what the call does
-// not need: that costs more than the launch.
+// A call that records gradients, served by a variant if such a call is. What Function::apply would do, less what the call
+// does not need: that costs more than the launch.
 inline Results run_recording(Operator& op, const Arguments& a) {
     const Problem problem = problem_of(a);
     const Answer answer = op.table.find(problem);

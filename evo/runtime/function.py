@@ -490,9 +490,11 @@ def _also_serve(
     stands as one operation that nothing is fused with, in place of code that the compiler writes.
     untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met, and compared
     with PyTorch and float64. On at first on a GPU, where that takes a second or two; off on a CPU, where it takes more.
-    slower, off at first: problems whose nearest variant was measured, and PyTorch was faster.
+    slower, off at first: problems whose nearest variant was measured, and PyTorch was faster. Where what was measured there
+    is not in the package, the two nearest variants are raced; none serves where none is within 16 times in each dimension.
     measure, on at first: problems unlike all that were measured are served by the fastest in a short race of the two nearest
-    variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant.
+    variants and PyTorch, at the first such call, once a machine; a variant whose sizes are in some dimension over 16 times
+    farther than the nearest one's is not in it. Off: by the nearest variant.
     wait: calls for which variants are being compiled. At first they wait, on a GPU for 1.5 s at most, after which PyTorch
     serves until the variants are there. True: as long as it takes, for measurements. False: 1.5 s on a CPU, too.
     batch_invariant, off at first: results of calls, not gradients, have for each row (of attention: each element of the

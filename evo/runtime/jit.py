@@ -166,7 +166,7 @@ class Jit:
             code = before or cpu.compile_library(text, recipe, package.folders)
             loaded = cpu.load_library(variant, name, code)
         else:
-            code = before or compiler.compile(text, headers, flags, arch)[0]
+            code = before or compiler.compile(text, headers, flags, arch).code
             loaded = cuda.load_image(variant, name, code, device)
         if before is None:
             try_out(self._frontend, loaded, place)

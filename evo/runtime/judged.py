@@ -145,13 +145,9 @@ class Judge:
         """Whether parts of a batch have the same bits in other batches, as a variant computes them. batch: the dimension."""
         table = self.by_variant(loaded)
         others = {n: size for n, size in sizes.items() if n != batch}
-        number = 3
-        for larger in (523, 67, 23, 5):
-            if larger not in others.values():
-                every = self._elements(self._workload({**others, batch: larger}, dtype))
-                if max(every, default=prod(others.values()) * larger) <= _MOST_ELEMENTS >> 2:
-                    number = larger
-                    break
+        most = max(t.numel() for t in self.timed({**others, batch: 1}, dtype, device, 0) if isinstance(t, Tensor))
+        few_enough = (n for n in (523, 67, 23, 5) if n * most <= _MOST_ELEMENTS >> 2 and n not in others.values())
+        number = next(few_enough, 3)
         args = self.timed({**others, batch: number}, dtype, device, 0)
 
         def bits(*args: Any) -> list[Tensor]:

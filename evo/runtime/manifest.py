@@ -37,7 +37,10 @@ _TIMING = {
     "stage": "text", "disturbed": "truth", "median_us": "number", "ratio": "number", "ratio_low": "number or none",
     "ratio_high": "number or none", "torch_us": "number or none",
 }  # fmt: skip
-_POINT = {"candidate": "text", "workload": "text", "timing?": (None, _TIMING), "record?": {"device?": "text or none"}}
+_POINT = {
+    "candidate": "text", "workload": "text", "timing?": (None, _TIMING), "record?": {"device?": "text or none"},
+    "slowdown?": "number",
+}  # fmt: skip
 _SOURCE = {
     "target": "text",
     "arch": "text",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from .package import Unavailable
 
@@ -41,6 +42,14 @@ class Refused(Unavailable):
         telling = [line.strip() for line in log.splitlines() if "error" in line] or [log]
         super().__init__(f"{compiler} refuses it ({telling[0]})")
         self.log = log
+
+
+class Compiled(NamedTuple):
+    """code: a cubin for sm_XX, PTX for compute_XX. log: of ptxas, too. ptx: of a cubin, too; text in UTF-8."""
+
+    code: bytes
+    log: str
+    ptx: bytes
 
 
 class Compiler:
@@ -89,10 +98,8 @@ class Compiler:
         headers: Mapping[str, bytes],
         flags: Iterable[str],
         arch: str,
-        ptx: list[bytes] | None = None,
-    ) -> tuple[bytes, str]:
-        """(a cubin for sm_XX, PTX for compute_XX; the log, of ptxas too). `headers`: what the source includes, by name. ptx:
-        is given the PTX, also of a cubin. Raises Refused, and Unavailable where the compiler itself fails."""
+    ) -> Compiled:
+        """`headers`: what the source includes, by name. Raises Refused, and Unavailable where the compiler itself fails."""
         names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
         texts = (ctypes.c_char_p * len(headers))(*headers.values())
         program, options = ctypes.c_void_p(), [f"--gpu-architecture={arch}".encode(), *(f.encode() for f in flags)]
@@ -106,11 +113,8 @@ class Compiler:
             log = self._fetch("ProgramLog", program).replace(b"\0", b"").decode(errors="replace").strip()
             if error:
                 raise Refused(self, log or self._name(error))
-            if ptx is not None:
-                ptx.append(self._fetch("PTX", program).rstrip(b"\0"))
-            if arch.startswith("sm_"):
-                return self._fetch("CUBIN", program), log
-            return self._fetch("PTX", program).rstrip(b"\0"), log
+            ptx = self._fetch("PTX", program).rstrip(b"\0")
+            return Compiled(self._fetch("CUBIN", program) if arch.startswith("sm_") else ptx, log, ptx)
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -266,6 +266,11 @@ class Variant:
             position = blank + width
         return str(self.size).encode().join([*parts, text[position:]])
 
+    def was_timed_at(self, point: Mapping[str, Any]) -> bool:
+        """Whether this is what was timed at one of its points, or was within 1.5 times of that there (`slowdown`). It need
+        not be where PyTorch was faster: what was timed there is then in no package."""
+        return point is self.record or "slowdown" in point or not slower({**self.record, **point})
+
     def fits(self, sizes: Mapping[str, int], but: str = "") -> bool:
         """Whether what is compiled in is right for a problem, whose size named `but` is not looked at."""
         return all(self.sizes[n] == sizes[n] for n in self.fixed if n != but and (sizes[n] or n not in self.package.unasked))

@@ -104,8 +104,8 @@ class Function:
     """PyTorch's operator, called with arguments of the function, such as "aten.softmax(input, dim)": what the native
     launcher calls and autograd differentiates. Left out: `original` itself, which is called by way of Python."""
     gradients: tuple[str, ...] = ()
-    """Of a backward: the output of the kernel that is the gradient of each tensor that the forward takes. Left out: the
-    results, one for each tensor."""
+    """Output of the kernel, a backward, that is the gradient of each tensor which the forward takes. Left out: the results,
+    one for each tensor."""
     gradient: str = ""
     """An operator of PyTorch's that gives the gradient of the first argument from `gradient`, that of the result, `result`
     and the arguments: calls that record gradients are then served from the start. Left out: gradients are PyTorch's
@@ -538,15 +538,12 @@ class Bound:
         return self.function.gradients or tuple(self.results)
 
     def kept(self, backward: Bound | None) -> tuple[str, ...]:
-        """Results that are kept for the gradients: the one that a formula takes, or those that the backward takes."""
-        if backward is None:
-            return tuple(self.results) if self.function.gradient else ()
-        return tuple(name for name in self.passed_to(backward).values() if name in self._own_results)
-
-    @property
-    def _own_results(self) -> set[str]:
-        """The results that no argument has the name of."""
-        return {*self.results} - {*self.function.parameters}
+        """Results that are kept for the gradients: the one that a formula takes, or else those that the backward takes,
+        which no argument has the name of."""
+        if self.function.gradient:
+            return tuple(self.results)
+        own = {*self.results} - {*self.function.parameters}
+        return () if backward is None else tuple(name for name in self.passed_to(backward).values() if name in own)
 
     def number(self, name: str) -> str:
         """An expression of an option that is a number which the entry point takes."""

@@ -104,7 +104,7 @@ def compare(frontend: Any, index: int, rounds: int) -> dict[str, tuple[float, Ti
     GPU, of "graph"."""
     dispatch = frontend.DISPATCH
     with dispatch.only(index):
-        functions = {"own": frontend.SUBJECT, "torch": frontend.ORIGINAL}
+        functions = {"own": frontend.SUBJECT, "other": frontend.ORIGINAL}
         return _interleaved(frontend, dispatch.package.variants[index], functions, rounds)
 
 
@@ -116,7 +116,7 @@ def cost_of_any_batch(frontend: Any, index: int, rounds: int) -> tuple[int, floa
     if steady.variant.index == index:
         return index, 1.0
     functions = {
-        name: partial(frontend.served, frontend.by_variant(loaded)) for name, loaded in (("own", steady), ("torch", usual))
+        name: partial(frontend.served, frontend.by_variant(loaded)) for name, loaded in (("own", steady), ("other", usual))
     }
     found = _interleaved(frontend, variant, functions, rounds)
     return steady.variant.index, found.get("graph", found["call"])[1].ratio
@@ -125,8 +125,8 @@ def cost_of_any_batch(frontend: Any, index: int, rounds: int) -> tuple[int, floa
 def _interleaved(
     frontend: Any, variant: Any, functions: Mapping[str, Callable[..., Any]], rounds: int
 ) -> dict[str, tuple[float, Timing]]:
-    """Microseconds of "torch" among two functions, and the timing of "own" over it, at a variant's sizes: of "call" and, on
-    a GPU, of "graph"."""
+    """Microseconds of "other", of two functions, and the timing of "own" over it, at a variant's sizes: of "call" and, on a
+    GPU, of "graph"."""
     place = torch.device(variant.target, 0)
     dtype, sizes = getattr(torch, variant.dtype), dict(variant.sizes)
     with torch.inference_mode():
@@ -144,8 +144,8 @@ def _interleaved(
                 races["call"] = race({n: _wall(w, torch.cuda.synchronize) for n, w in walks.items()}, rounds, watch())
     found = {}
     for how, raced in races.items():
-        own, original = (raced.timing(name, "torch") for name in ("own", "torch"))
-        found[how] = (original.us / sets, replace(own, us=own.us / sets))
+        own, other = (raced.timing(name, "other") for name in ("own", "other"))
+        found[how] = (other.us / sets, replace(own, us=own.us / sets))
     return found
 
 

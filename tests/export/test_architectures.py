@@ -78,7 +78,7 @@ def test_every_winner_is_built_for_every_architecture(several: Path) -> None:
         else:
             assert binary.startswith(b"\x7fELF")
             assert v["registers"] > 0
-        again, _ = run_nvrtc((several / v["source"]).read_text(), v["arch"], tuple(v["recipe"]["flags"]), (str(several),))
+        again = run_nvrtc((several / v["source"]).read_text(), v["arch"], tuple(v["recipe"]["flags"]), (str(several),)).code
         assert again == binary
     assert [v["source"] for v in variants[2:4]] == [v["source"] for v in variants[4:]], "PTX is of the same text"
     assert set(variants[0]["genome"]) - set(variants[2]["genome"]) == {"cluster", "launch"}, "which sm_89 does not have"
@@ -167,6 +167,24 @@ def test_few_variants_of_a_covering_run_serve_other_architectures(hopper: Export
     assert elsewhere[0]["genome"] == elsewhere[1]["genome"]
     assert "serves several" in elsewhere[0]["instead_of"]["reason"]
     assert elsewhere[1]["instead_of"]["reason"] == "there is no cluster=2"
+
+
+@pytest.mark.parametrize(("score", "place", "slowdown"), [(2.4, 1, 1.2), (3.2, 0, None)])
+def test_what_pytorch_was_faster_than_is_a_point_of_the_kept_variant_that_was_timed_near_it(
+    hopper: ExportRequest, tmp_path: Path, score: float, place: int, slowdown: float | None
+) -> None:
+    texts = [f"rows={rows},cols=1024,dtype=float16" for rows in (4096, 64, 16384)]
+    one, other, long = request_for("cuda", "sm_90", tmp_path / "one", *texts, **TIMED).items
+    chains = 1 if one.genome.parameters["accumulators"] == 2 else 2
+    other, lost = changed(other, accumulators=chains), changed(long, min_blocks=1)
+    timings = [{**TIMING, "ratio": 2.0, "ratio_low": 1.9, "ratio_high": 2.1}]
+    kept = replace(long, genome=other.genome, candidate="test/near", score=score)
+    lost = replace(lost, score=2.0, record={**TIMED, "timings": timings}, alternatives=(kept,))
+    MODULE.export(replace(hopper, out=tmp_path / "one", items=(one, other, lost), few=True, builds=("sm_90",)))
+    variants = manifest_of(tmp_path / "one")["variants"]
+    assert [len(v["points"]) for v in variants] == [int(n == place) for n in range(2)]
+    [point] = variants[place]["points"]
+    assert (point["candidate"], point.get("slowdown")) == (lost.candidate, slowdown)
 
 
 def test_winners_of_several_runs_are_one_package(hopper: ExportRequest, tmp_path: Path) -> None:

@@ -127,13 +127,13 @@ def test_its_machine_code_is_what_evo_makes_of_it(module: ModuleType) -> None:
     for dtype, cols in (("float16", 1000), ("float16", 1001), ("float16", 6144), ("float32", 300)):
         variant, package = sources(module, dtype, cols)[0], module.PACKAGE
         text, flags = variant.source(), variant.record["recipe"]["flags"]
-        code, _ = compiler.compile(text, package.headers(text), flags, "sm_90")
+        code = compiler.compile(text, package.headers(text), flags, "sm_90").code
         workload = KERNEL.workload("cuda", f"rows=64,cols={cols},dtype={dtype}")
         genome = Genome.of(variant.record["genome"])
         expected = render(KERNEL, "cuda", genome, workload, "sm_90")
-        theirs, _ = run_nvrtc(expected.text, "sm_90", expected.flags, expected.include_dirs)
+        theirs = run_nvrtc(expected.text, "sm_90", expected.flags, expected.include_dirs).code
         assert code_hash(code) == code_hash(theirs)
-        ptx, _ = compiler.compile(text, package.headers(text), flags, "compute_90")
+        ptx = compiler.compile(text, package.headers(text), flags, "compute_90").code
         assert b".entry layernorm(" in ptx
 
 
@@ -190,7 +190,7 @@ def test_a_source_that_uses_what_one_architecture_alone_has_is_compiled_for_that
     """setmaxnreg is an instruction of sm_90a, and not of sm_90."""
     compiler = nvrtc.compiler()
     source = b'extern "C" __global__ void f() { asm volatile("setmaxnreg.inc.sync.aligned.u32 64;"); }'
-    code, _ = compiler.compile(source, {}, (), compiler.arch_for((9, 0), "sm_90a"))
+    code = compiler.compile(source, {}, (), compiler.arch_for((9, 0), "sm_90a")).code
     assert code.startswith(b"\x7fELF")
     with pytest.raises(nvrtc.Refused):
         compiler.compile(source, {}, (), compiler.arch_for((9, 0), "sm_90"))
@@ -216,7 +216,7 @@ def test_a_source_that_says_which_gpu_it_needs_is_shipped_for_that_one_alone(
     assert runs == [(9, 0)]
     compiler = nvrtc.compiler()
     arch = compiler.arch_for((9, 0), variant.arch)
-    assert compiler.compile(variant.source(), {}, variant.record["recipe"]["flags"], arch)[0].startswith(b"\x7fELF")
+    assert compiler.compile(variant.source(), {}, variant.record["recipe"]["flags"], arch).code.startswith(b"\x7fELF")
     with pytest.raises(UsageError, match=r"for one: .*its source needs sm_90a, and code for sm_89 is wanted"):
         find_exporter("shipped").export(replace(asked, out=tmp_path / "other", builds=("sm_90", "sm_89")))
     template.write_text(uses)  # without a word

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,10 +14,13 @@ import pytest
 import torch
 
 from evo.export import find_exporter
+from tests.ended import run_python
 from tests.export.exports import request_for
 from tests.runtime.conftest import Importer, python
 
 pytestmark = pytest.mark.slow
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARK = str(BENCHMARKS / "batch_invariance.py")
 
 SIZES = ("rows=4,cols=96,dtype=float32", "rows=4096,cols=96,dtype=float32", "rows=64,cols=1000,dtype=float32")
 CALLS: dict[str, Any] = {
@@ -66,14 +71,22 @@ def test_without_it_the_number_of_rows_chooses(loaded: tuple[ModuleType, Any]) -
     assert explained(module, torch.randn(4, 96)) != explained(module, torch.randn(4096, 96))
 
 
-def test_a_variant_whose_rows_depend_on_their_batch_serves_nothing_then(
-    loaded: tuple[ModuleType, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("can_be_tried", [True, False])
+def test_a_variant_whose_rows_depend_on_their_batch_or_may_serves_nothing_then(
+    loaded: tuple[ModuleType, Any], monkeypatch: pytest.MonkeyPatch, can_be_tried: bool
 ) -> None:
     module, call = loaded
     dispatch = module.frontend.DISPATCH
     monkeypatch.setattr(dispatch, "_varies", {})
     tried = list[int]()
-    monkeypatch.setattr(module.frontend, "same_in_any_batch", lambda *a: tried.append(0) is not None)
+
+    def same_in_any_batch(*of: Any) -> bool:
+        tried.append(0)
+        if not can_be_tried:
+            raise torch.OutOfMemoryError("no memory is left to try it")
+        return False
+
+    monkeypatch.setattr(module.frontend, "same_in_any_batch", same_in_any_batch)
     module.also_serve(batch_invariant=True)
     try:
         x = torch.randn(4, 96)
@@ -102,6 +115,32 @@ def test_the_test_of_it_finds_a_dependence(loaded: tuple[ModuleType, Any]) -> No
     assert not frontend.same_in_any_batch("rows", Varying(), sizes, torch.float32, here)
 
 
+def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", [module.__name__, *arguments])
+    return int(module.runtime.main(module.PACKAGE, module.frontend))
+
+
+def test_check_tells_whether_it_is_so_of_each_variant(
+    loaded: tuple[ModuleType, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, _ = loaded
+    assert run(module, monkeypatch, "check", "--batch-invariant") == 0
+    assert capsys.readouterr().out.count("  in any batch: the same bits\n") == len(SIZES)
+    monkeypatch.setattr(module.frontend.DISPATCH, "_varies", {})
+    monkeypatch.setattr(module.frontend, "same_in_any_batch", lambda *of: False)
+    assert run(module, monkeypatch, "check") == 0, "nobody has asked for it"
+    told = capsys.readouterr().out
+    assert told.count("  in any batch: REFUSED: it has other bits in another batch\n") == len(SIZES)
+    assert run(module, monkeypatch, "check", "--batch-invariant", "--json") == 1
+    variants = json.loads(capsys.readouterr().out)
+    assert [(v["right"], v["varies"]) for v in variants] == [(True, "it has other bits in another batch")] * len(SIZES)
+    monkeypatch.setattr(module.frontend.DISPATCH, "batch", "")
+    assert run(module, monkeypatch, "check", "--batch-invariant") == 2
+    assert capsys.readouterr().err == f"--batch-invariant: no dimension of {module.__name__} is a batch\n"
+    assert run(module, monkeypatch, "check") == 0
+    assert "in any batch" not in capsys.readouterr().out
+
+
 def test_bench_tells_what_it_costs(loaded: tuple[ModuleType, Any]) -> None:
     folder = Path(str(loaded[0].__file__)).parent
     told = python(folder, "-m", folder.name, "bench", "--rounds", "2", "--batch-invariant", "--json")
@@ -110,3 +149,31 @@ def test_bench_tells_what_it_costs(loaded: tuple[ModuleType, Any]) -> None:
     assert [v["batch_invariant"]["variant"] for v in variants] == [1, 1, 2]
     assert variants[0]["batch_invariant"]["ratio"] != 1, "it was timed"
     assert [v["batch_invariant"]["ratio"] for v in variants[1:]] == [1, 1]
+
+
+def test_random_batches_of_every_family_have_the_same_bits() -> None:
+    told = run_python(BENCHMARKS, BENCHMARK, "--device", "cpu", "--batches", "12", "--rounds", "0", "--json")
+    families = json.loads(told.stdout)
+    assert told.returncode == 0, families
+    assert [f["family"].removeprefix("batches_of_") for f in families] == [
+        "layernorm", "rmsnorm", "add_layernorm", "add_rmsnorm", "softmax", "attention",
+    ]  # fmt: skip
+    for family in families:
+        assert (family["batches"], family["left_to_pytorch"], family["bits_differing"]) == (12, 0, 0)
+        assert family["rows"] > 12
+
+
+def test_the_benchmark_finds_bits_that_depend_on_a_batch(
+    loaded: tuple[ModuleType, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _ = loaded
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    benchmark = importlib.import_module("batch_invariance")
+    package = benchmark.load(Path(str(module.__file__)).parent)
+    served, place = package.frontend.SUBJECT, torch.device("cpu")
+    assert benchmark.compared(package, place, 9, random.Random(0))["bits_differing"] == 0
+    monkeypatch.setattr(package.frontend, "SUBJECT", lambda x, *more: served(x, *more) + (len(x) == 1))
+    assert benchmark.compared(package, place, 9, random.Random(0))["bits_differing"] > 0
+    [cost, *_] = benchmark.costs(package, place, 1)
+    assert cost["ways"]["with"] == "variant"
+    assert cost["ratio"] > 0

@@ -81,6 +81,9 @@ def test_a_backward_is_given_what_its_parameters_are_called_by() -> None:
         bound("rmsnorm").passed_to(backward)
     with pytest.raises(ValueError, match="are not the gradients of the tensors that layer_norm takes"):
         forward.passed_to(forward)
+    assert (forward.kept(None), forward.kept(backward)) == ((), ())
+    formula = Bound(replace(forward.function, gradient="aten.f(gradient, result)"), forward.kernel)
+    assert formula.kept(None) == formula.kept(backward) == ("y",), "the formula takes the result, and comes first"
 
 
 def test_an_option_of_the_kernel_is_the_argument_of_its_name() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
-from evo.runtime.nvrtc import Compiler, Refused, compiler, own_arch
+from evo.runtime.nvrtc import Compiled, Compiler, Refused, compiler, own_arch
 from evo.runtime.package import Unavailable
 from evo.targets import Language
 from evo.targets._nvjitlink import linker
@@ -43,7 +43,7 @@ class CudaCpp:
     def compiler() -> str:
         """NVRTC's version with the patch level, and the CUDA headers': both shape the code."""
         # nvrtcVersion leaves the patch level out; the head of any PTX has it.
-        ptx, _ = run_nvrtc('extern "C" __global__ void probe() {}', "compute_80", ())
+        ptx = run_nvrtc('extern "C" __global__ void probe() {}', "compute_80", ()).ptx
         found = re.search(rb"release [\d.]+, V([\d.]+)", ptx)
         version = found.group(1).decode() if found else ".".join(map(str, nvrtc_version()))
         text = (_header_dirs()[0] / "cuda_runtime_api.h").read_text(errors="replace")
@@ -68,8 +68,7 @@ class CudaCpp:
             arch = own_arch(source.text, arch)
         except Unavailable as error:
             raise CompileError(str(error)) from None
-        ptx: list[bytes] | None = [] if device_arch and runs_through_ptx(arch, device_arch) else None
-        code, log = run_nvrtc(source.text, arch, source.flags, source.include_dirs, ptx)
+        code, log, ptx = run_nvrtc(source.text, arch, source.flags, source.include_dirs)
         figures = ptxas_figures(log, source.entry)
         if f".entry {source.entry}(".encode() not in code if is_ptx else figures is None:
             raise _no_entry(source.entry)
@@ -78,7 +77,7 @@ class CudaCpp:
             code_hash=code_hash(code),
             log=log,
             triggers_dependents=triggers_dependents(code),
-            stand_in=_linked(ptx[0], device_arch, source.flags) if ptx else b"",
+            stand_in=_linked(ptx, device_arch, source.flags) if device_arch and runs_through_ptx(arch, device_arch) else b"",
             **(figures or {}),  # type: ignore[arg-type]
         )
 
@@ -155,10 +154,8 @@ def _header_dirs() -> tuple[Path, ...]:
     return (Path(found), Path(extra)) if extra and Path(extra).is_dir() else (Path(found),)
 
 
-def run_nvrtc(
-    text: str, arch: str, flags: Iterable[str], include_dirs: Iterable[str] = (), ptx: list[bytes] | None = None
-) -> tuple[bytes, str]:
-    """(a cubin for sm_XX, PTX text in UTF-8 for compute_XX; the log of NVRTC and ptxas). ptx: as in `Compiler.compile`.
+def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable[str] = ()) -> Compiled:
+    """What NVRTC makes of a source, without what differs from one compilation to the next in its log.
 
     Raises CompileError with the log, which names lines; DeviceError where the compiler is missing or does not
     know `arch`.
@@ -179,12 +176,12 @@ def run_nvrtc(
         *(f"--include-path={d}" for d in (*include_dirs, *map(str, _header_dirs()))),
     ]
     try:
-        code, log = _compiler().compile(text.encode(), {}, options, arch, ptx)
+        found = _compiler().compile(text.encode(), {}, options, arch)
     except Refused as error:
         raise CompileError(_steady(error.log)) from None
     except Unavailable as error:
         raise CompileError(str(error)) from None
-    return code, _steady(log)
+    return found._replace(log=_steady(found.log))
 
 
 def with_standard(flags: Iterable[str]) -> list[str]:
