@@ -380,18 +380,18 @@ class _Unread(Exception):
 
 def _parsed(function: Any) -> tuple[ast.FunctionDef, Any]:
     """The source of a function, with its decorators, and the function that these have got. Raises _Unread."""
-    inner, around = inspect.unwrap(function), 0
-    while (function := getattr(function, "__wrapped__", None)) is not None:
-        around += 1
+    while (inner := getattr(function, "__wrapped__", None)) is not None:
+        # Those of Transformers' are decorators, and what its classes do to the forward of a class derived from them.
+        if (by := function.__globals__["__name__"]).partition(".")[0] not in _ROOTS:
+            raise _Unread(f"its forward was wrapped by {by}")
+        function = inner
     try:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(inner))).body
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, TypeError, SyntaxError, ValueError) as error:
         raise _Unread(f"the source of its forward cannot be read ({error})") from None
-    if not isinstance(tree, ast.FunctionDef) or inner.__code__.co_freevars:
+    if not isinstance(tree, ast.FunctionDef) or function.__code__.co_freevars:
         raise _Unread("its forward is bound to more than its arguments")
-    if around > len(tree.decorator_list):
-        raise _Unread("its forward was wrapped by somebody")
-    return tree, inner
+    return tree, function
 
 
 def _run(tree: ast.FunctionDef, function: Any, **more: Any) -> Any:
