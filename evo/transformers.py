@@ -176,7 +176,7 @@ def _fuse(block: torch.nn.Module, done: Patch) -> None:
     made, fused = found
     for name, norm in norms.items():
         if name not in fused:
-            done.left[f"{title}.{name}: {title}'s forward adds nothing right before it"] += 1
+            done.left[f"the addition before {title}.{name}: none is right before it in {title}.forward"] += 1
             continue
         done.replaced[f"the addition before {title}.{name}"] += 1
         child = getattr(block, name)
