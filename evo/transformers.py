@@ -6,8 +6,8 @@ take; and attention is Transformers' own function for "sdpa" with one name in it
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import inspect
 import linecache
@@ -47,8 +47,8 @@ _FORMS = {
     _CALLED.format("self.weight.float()"): (False, False),
     _CALLED.format("(1.0 + self.weight.float())"): (True, False),
 }
-"""What an RMS norm's forward may say, with its `_norm`. Whether 1 is added to the weight, and whether the result has the dtype
-of the product with the weight, else the input's. The first rounds before that product, too, and ours does not."""
+"""What an RMS norm's forward, and its `_norm`, may say. Whether 1 is added to the weight, and whether the result has the
+dtype of the product with the weight, else the input's. The first rounds before that product, too, and ours does not."""
 _SDPA = "torch.nn.functional.scaled_dot_product_attention"
 
 
@@ -57,7 +57,8 @@ def patch(model: torch.nn.Module) -> Patch:
     Other models of the process stay as they are."""
     done, modules = Patch(), [*model.modules()]
     for module in modules:
-        if _is_theirs(module) and (norm := _rms_norm(type(module))) is not None:
+        cls: Any = type(module)
+        if _is_theirs(module) and (norm := _rms_norm(cls)) is not None:
             done.exchange(module, norm)
     for module in modules:
         if _is_theirs(module):
@@ -86,14 +87,14 @@ class _Made(torch.nn.Module):
     _of: tuple[Any, ...]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _, _, *state = super().__reduce_ex__(protocol)
-        return (_remade, self._of, *state)
+        made: Any = super().__reduce_ex__(protocol)
+        return (_remade, self._of, *made[2:])
 
 
 def _remade(make: Callable[..., type], *of: Any) -> Any:
     if "transformers" in sys.modules:
         _register()
-    made = make(*of)
+    made: Any = make(*of)
     return made.__new__(made)
 
 
@@ -143,21 +144,23 @@ _plus_ones: WeakKeyDictionary[torch.nn.Module, tuple[Any, torch.Tensor]] = WeakK
 def _plus_one(module: Any) -> torch.Tensor:
     """1 + weight, float32. Kept while no gradients are recorded, the weight is the same and nothing has written to it: which
     a write to `weight.data` hides, until gradients are recorded again or the module's mode is set."""
-    weight = module.weight
-    keeps = not (weight.is_inference() or torch.compiler.is_compiling() or (torch.is_grad_enabled() and weight.requires_grad))
+    weight: torch.Tensor = module.weight
+    if torch.compiler.is_compiling():
+        return weight.float() + 1.0
+    keeps = not (weight.is_inference() or (torch.is_grad_enabled() and weight.requires_grad))
     stream = 0
     if keeps and weight.is_cuda:  # a graph would replay what was kept at its capture; another stream might read too early
         keeps = not torch.cuda.is_current_stream_capturing()
         stream = torch.cuda.current_stream(weight.device).cuda_stream
     if not keeps:
-        if not torch.compiler.is_compiling():
-            _plus_ones.pop(module, None)
-        return 1.0 + weight.float()
+        _plus_ones.pop(module, None)
+        return weight.float() + 1.0
     key = (weight.data_ptr(), weight._version, weight.dtype, weight.device, module.training, stream)
     kept = _plus_ones.get(module)
     if kept is None or kept[0] != key:
-        kept = _plus_ones[module] = (key, 1.0 + weight.float())
-    return kept[1]
+        kept = _plus_ones[module] = (key, weight.float() + 1.0)
+    found: torch.Tensor = kept[1]
+    return found
 
 
 # -- additions before norms -------------------------------------------------------------------------------------------------
@@ -165,15 +168,15 @@ def _plus_one(module: Any) -> torch.Tensor:
 
 def _fuse(block: torch.nn.Module, done: Patch) -> None:
     """Has a block hand both terms of a sum to the norm that comes right after."""
-    norms = {name: found for name, child in block.named_children() if (found := _adding(child)) is not None}
+    norms = {name: norm for name, child in block.named_children() if (norm := _adding(child)) is not None}
     if not norms:
         return
-    title = type(block).__name__
-    found = _block(type(block), frozenset(norms))
-    if isinstance(found, str):
-        done.left[f"additions in {title}: {found}"] += 1
+    cls: Any = type(block)
+    title, read = cls.__name__, _block(cls, frozenset(norms))
+    if isinstance(read, str):
+        done.left[f"additions in {title}: {read}"] += 1
         return
-    made, fused = found
+    made, fused = read
     for name, norm in norms.items():
         if name not in fused:
             done.left[f"the addition before {title}.{name}: none is right before it in {title}.forward"] += 1
@@ -186,19 +189,18 @@ def _fuse(block: torch.nn.Module, done: Patch) -> None:
         done.exchange(block, made, count=False)
 
 
-def _adding(norm: torch.nn.Module) -> type | None:
+def _adding(norm: Any) -> type | None:
     """The class of a norm that takes two terms; None if it cannot."""
+    cls: Any = type(norm)
+    make = cls._of[0] if isinstance(norm, _Made) else None
     if "forward" in vars(norm):
         return None
-    if isinstance(norm, _Made):
-        return type(norm) if type(norm)._of[0] in (_rms_norm, _layer_norm) and _takes_two(type(norm)) else None
-    if type(norm) not in (torch.nn.LayerNorm, _offered("LayerNorm")) or _offered("add_layer_norm") is None:
-        return None
-    return _layer_norm(type(norm)) if len(norm.normalized_shape) == 1 else None  # type: ignore[arg-type]
-
-
-def _takes_two(made: type) -> bool:
-    return made._of[0] is _layer_norm or _offered("add_rms_norm") is not None  # type: ignore[attr-defined]
+    if make is _rms_norm:
+        return cls if _offered("add_rms_norm") is not None else None
+    plain = cls in (torch.nn.LayerNorm, _offered("LayerNorm")) and len(norm.normalized_shape) == 1
+    if make is _layer_norm or (plain and _offered("add_layer_norm") is not None):
+        return cls if make is _layer_norm else _layer_norm(cls)
+    return None
 
 
 @cache
@@ -219,7 +221,7 @@ def _block(parent: type, norms: frozenset[str]) -> tuple[type | None, frozenset[
 def _made_block(parent: type, norms: frozenset[str]) -> type:
     found = _block(parent, norms)
     if isinstance(found, str) or found[0] is None:
-        raise TypeError(f"{parent.__name__} of this version of Transformers is not the one that was patched: load a state_dict")
+        raise TypeError(f"{parent.__name__} was patched in another version of Transformers: load the model's state_dict")
     return found[0]
 
 
@@ -256,14 +258,15 @@ class _Fusing(ast.NodeTransformer):
         `NAME = self.norm(NAME)`."""
         first, *rest = body
         between = rest.pop(0) if rest and isinstance(rest[0], ast.If) and _asks_for_none(rest[0], but=name) else None
+        kept: ast.Name | None = None
         match rest:
             case [ast.Assign([ast.Name() as kept], ast.Name(same)), ast.Assign([ast.Name(y)], ast.Call() as call), *_]:
                 length = 2
             case [ast.Assign([ast.Name(y)], ast.Call() as call), *_]:
-                kept, same, length = None, name, 1
+                same, length = name, 1
             case _:
                 return body
-        if not (same == y == name and self._is_norm(call) and isinstance(given := call.args[0], ast.Name) and given.id == name):
+        if not (same == y == name and self._is_norm(call) and ast.unparse(call.args[0]) == name):
             return body
         value: ast.expr = self._normed(deepcopy(call), total)
         target: ast.expr = ast.Name(name, ast.Store())
@@ -308,11 +311,11 @@ def _attend(modules: list[torch.nn.Module], done: Patch) -> None:
     for config in configs:
         title = f"attention of {type(config).__name__}"
         asked = getattr(config, "_attn_implementation_internal", None)
+        of: list[Any] = [type(m) for m in models if m.config is config]
         if asked == ATTENTION:
             continue
-        of = [type(m) for m in models if m.config is config]
-        reason = f"it is {asked!r}, not 'sdpa'" if asked != "sdpa" else next(filter(None, map(_fixed, of)), "") or _register()
-        if reason:
+        reasons = [f"it is {asked!r}, not 'sdpa'" if asked != "sdpa" else "", *(_fixed(cls) for cls in of), _register()]
+        if reason := next(filter(None, reasons), ""):
             done.left[f"{title}: {reason}"] += 1
             continue
         config._attn_implementation_internal = ATTENTION

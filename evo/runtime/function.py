@@ -83,7 +83,7 @@ class _Launcher:
         else:
             own.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
         classes = {}
-        for name, (parent, call) in function.modules.items():
+        for name, (parent, _) in function.modules.items():
             theirs = resolve(parent)
             ours = type(name, (theirs,), {"forward": getattr(m, f"_forward_{name}"), "__module__": m.__name__})
             ours.__doc__ = f"As {parent}: same constructor, parameters and state_dict."

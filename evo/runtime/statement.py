@@ -329,8 +329,8 @@ class Bound:
             except (AttributeError, TypeError, ValueError):
                 yield f"`modules` has for {name!r} {path!r}, which is no class of modules"
                 continue
-            own = (forward, f"parameter of the forward of {path}") if function.path else (arguments, "argument of the function")
-            yield from _faults_in("modules", {name: call}, {"self", *own[0], function.name}, own[1])
+            known, kind = forward if function.path else arguments, f"forward of {path}" if function.path else "function"
+            yield from _faults_in("modules", {name: call}, {"self", *known, function.name}, f"parameter of the {kind}")
             keys = [k.arg for n in ast.walk(parse(call)) if isinstance(n, ast.Call) for k in n.keywords]
             wrong = [key for key in keys if key not in arguments]
             yield from (f"`modules` has for {name!r} {call!r}, and {key!r} is no argument of the function" for key in wrong)
