@@ -25,6 +25,7 @@ import torch
 
 import evo.ready
 from evo.runtime import Patch
+from evo.runtime.frontend import current_stream
 
 ATTENTION = "evo"
 """What Transformers calls the attention (`attn_implementation`)."""
@@ -54,7 +55,8 @@ _SDPA = "torch.nn.functional.scaled_dot_product_attention"
 
 def patch(model: torch.nn.Module) -> Patch:
     """Has a model use them until `undo` of what is returned, whose text tells what was replaced and what was not, and why.
-    Other models of the process stay as they are."""
+    Other models of the process stay as they are. Copies and pickles of a patched model are patched for good. Hooks of a norm
+    that has got an addition are given both terms and both results."""
     done, modules = Patch(), [*model.modules()]
     for module in modules:
         cls: Any = type(module)
@@ -147,11 +149,9 @@ def _plus_one(module: Any) -> torch.Tensor:
     weight: torch.Tensor = module.weight
     if torch.compiler.is_compiling():
         return weight.float() + 1.0
-    keeps = not (weight.is_inference() or (torch.is_grad_enabled() and weight.requires_grad))
-    stream = 0
-    if keeps and weight.is_cuda:  # a graph would replay what was kept at its capture; another stream might read too early
-        keeps = not torch.cuda.is_current_stream_capturing()
-        stream = torch.cuda.current_stream(weight.device).cuda_stream
+    # A graph would replay what was kept at its capture, and another stream might read what is not written yet.
+    stream = current_stream(weight)
+    keeps = stream is not None and not (weight.is_inference() or (torch.is_grad_enabled() and weight.requires_grad))
     if not keeps:
         _plus_ones.pop(module, None)
         return weight.float() + 1.0
