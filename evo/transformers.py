@@ -149,13 +149,15 @@ def _plus_one(module: Any) -> torch.Tensor:
     weight: torch.Tensor = module.weight
     if torch.compiler.is_compiling():
         return weight.float() + 1.0
+    recorded = torch.is_grad_enabled() and weight.requires_grad
     # A graph would replay what was kept at its capture, and another stream might read what is not written yet.
     stream = current_stream(weight)
-    keeps = stream is not None and not (weight.is_inference() or (torch.is_grad_enabled() and weight.requires_grad))
+    keeps = stream is not None and not (recorded or weight.is_inference()) and type(weight) is torch.nn.Parameter
     if not keeps:
         _plus_ones.pop(module, None)
         return weight.float() + 1.0
-    key = (weight.data_ptr(), weight._version, weight.dtype, weight.device, module.training, stream)
+    of_sum = (torch.is_inference_mode_enabled(), module.training, stream)
+    key = (weight.data_ptr(), weight._version, weight.dtype, weight.device, *of_sum)
     kept = _plus_ones.get(module)
     if kept is None or kept[0] != key:
         kept = _plus_ones[module] = (key, weight.float() + 1.0)

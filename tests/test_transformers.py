@@ -321,6 +321,11 @@ def test_the_sum_with_gemmas_weight_is_kept_and_follows_the_weight(monkeypatch: 
             right()
             norm.weight.mul_(2)
             right()
+        norm.weight = torch.nn.Parameter(torch.randn(64), requires_grad=False)
+        with torch.inference_mode():
+            right()
+        with torch.enable_grad():  # what inference mode has made cannot be saved for this
+            model(x.clone().requires_grad_()).sum().backward()
 
 
 def wrapped(function: Any) -> Any:
