@@ -97,6 +97,8 @@ def patch(model: Any = None) -> Any:
             patch.add(package.patch())
         elif signature(package.patch).parameters:
             patch.add(package.patch(model))
+    if model is not None and "transformers" in sys.modules:
+        patch.add(import_module("evo.transformers").patch(model))
     return patch
 
 

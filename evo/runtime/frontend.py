@@ -1,6 +1,7 @@
 """What frontends share: where the memory of tensors lies, if a kernel may have it; calls that record gradients; putting
 functions in PyTorch's place."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -75,6 +76,13 @@ def workspace(call: Any, like: torch.Tensor) -> list[torch.Tensor]:
     of `like`. It is to live until the call returns."""
     made = ((like.new_zeros if zeroed else like.new_empty, size) for size, zeroed in call.workspace)
     return [new(size, dtype=torch.uint8) for new, size in made]
+
+
+def current_stream(tensor: torch.Tensor) -> int | None:
+    """The stream that work on a tensor is handed to, 0 on a CPU; None while a CUDA graph captures it."""
+    if not tensor.is_cuda:
+        return 0
+    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.current_stream(tensor.device).cuda_stream
 
 
 Gradients = tuple[torch.Tensor | None, ...]
@@ -153,20 +161,32 @@ class Patch(ExitStack):
         for name, function in functions.items():
             self.callback(_put_back, name, function, getattr(torch.nn.functional, name))
             setattr(torch.nn.functional, name, function)
-        modules = [module for module in model.modules() if type(module) in classes] if model is not None else []
-        for module in modules:
-            self.callback(_take_back, module, classes[type(module)], type(module))
-            module.__class__ = classes[type(module)]
-        self._replaced = len(functions) + len(modules)
+        self.replaced, self.left = Counter(list(functions)), Counter[str]()
+        for module in [*model.modules()] if model is not None else []:
+            if type(module) in classes:
+                self.exchange(module, classes[type(module)])
 
     def __len__(self) -> int:
-        """How many functions and modules it replaced."""
-        return self._replaced
+        """How many functions, modules and other parts of a model it replaced."""
+        return self.replaced.total()
+
+    def __str__(self) -> str:
+        """What it replaced and what it left alone, with how many of each, and why."""
+        parts = [("replaced", self.replaced), ("left alone", self.left)]
+        return "\n".join(f"{verb}: {number} x {what}" for verb, found in parts for what, number in found.items())
+
+    def exchange(self, module: torch.nn.Module, own: type, *, count: bool = True) -> None:
+        """Gives a module another class."""
+        if count:
+            self.replaced[type(module).__name__] += 1
+        self.callback(_take_back, module, own, type(module))
+        module.__class__ = own
 
     def add(self, other: "Patch") -> None:
         """What the other one has replaced is undone with this."""
         self.enter_context(other)
-        self._replaced += len(other)
+        self.replaced += other.replaced
+        self.left += other.left
 
     def undo(self) -> None:
         """All as it was. What somebody else has replaced since then stays. Once is enough."""

@@ -87,7 +87,10 @@ class _Launcher:
             theirs = resolve(parent)
             ours = type(name, (theirs,), {"forward": getattr(m, f"_forward_{name}"), "__module__": m.__name__})
             ours.__doc__ = f"As {parent}: same constructor, parameters and state_dict."
-            classes[theirs] = ours
+            if function.path:
+                classes[theirs] = ours
+            else:
+                ours.__doc__ += f" Its forward takes the tensors of {function.name} and gives its results."
             setattr(m, name, ours)
         judge = Judge(self._package, self._bound, m)
         vars(m).update(exact=judge.exact, comparable=judge.comparable, cases=judge.cases, timed=judge.timed)

@@ -126,8 +126,9 @@ class Function:
     timed: Mapping[str, Any] = field(default_factory=dict)
     """Options of the problems by which variants are timed, where these are not the kernel's defaults."""
     modules: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Modules by class: the class of PyTorch's that each is derived from and stands in for, and the call that is its
-    forward, of `self` and of arguments of the function: {"Softmax": ("torch.nn.Softmax", "softmax(input, self.dim)")}."""
+    """Modules by class: the class of PyTorch's that each is derived from, and the call that is its forward, of `self` and of
+    arguments of the function: {"Softmax": ("torch.nn.Softmax", "softmax(input, self.dim)")}. It stands in for that class,
+    unless `original` is a function of function.py: then it has its parameters alone."""
     passes: Mapping[str, str] = field(default_factory=dict)
     """Value that `original` is given in the place of an argument, in Python, by argument. Those that it alone has a use for
     have to be here: {"bias": "bias"}."""
@@ -328,7 +329,8 @@ class Bound:
             except (AttributeError, TypeError, ValueError):
                 yield f"`modules` has for {name!r} {path!r}, which is no class of modules"
                 continue
-            yield from _faults_in("modules", {name: call}, {*forward, function.name}, f"parameter of the forward of {path}")
+            known, kind = forward if function.path else arguments, f"forward of {path}" if function.path else "function"
+            yield from _faults_in("modules", {name: call}, {"self", *known, function.name}, f"parameter of the {kind}")
             keys = [k.arg for n in ast.walk(parse(call)) if isinstance(n, ast.Call) for k in n.keywords]
             wrong = [key for key in keys if key not in arguments]
             yield from (f"`modules` has for {name!r} {call!r}, and {key!r} is no argument of the function" for key in wrong)

@@ -34,4 +34,7 @@ FUNCTION = Function(
         # With less, a row of zeros is noise, and PyTorch's own noise is what is expected.
         "eps is not a float from 1e-12 to 1e+06": "1e-12 <= eps <= 1e6",
     },
+    modules={
+        "AddLayerNorm": ("torch.nn.LayerNorm", "add_layer_norm(x, residual, self.weight, self.bias, self.eps)"),
+    },
 )

@@ -30,4 +30,10 @@ FUNCTION = Function(
         # With less, a row of zeros is noise, and PyTorch's own noise is what is expected.
         "eps is not a float from 1e-12 to 1e+06": "1e-12 <= eps <= 1e6",
     },
+    modules={
+        "AddRMSNorm": (
+            "torch.nn.RMSNorm",
+            "add_rms_norm(x, residual, self.weight, 1.1920928955078125e-07 if self.eps is None else self.eps)",
+        )
+    },
 )

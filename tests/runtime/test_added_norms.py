@@ -141,3 +141,19 @@ def test_gradients_can_be_differentiated(module: ModuleType) -> None:
         return y * total
 
     assert torch.autograd.gradgradcheck(both, given, atol=1e-3, fast_mode=True)
+
+
+@pytest.mark.slow
+def test_a_module_has_pytorchs_parameters_and_takes_nobodys_place(module: ModuleType) -> None:
+    cls = getattr(module, "AddRMSNorm", None) or module.AddLayerNorm
+    plain = cls.__bases__[0](96)
+    added = cls(96)
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.normal_()
+    added.load_state_dict(plain.state_dict())
+    x, residual = torch.randn(7, 96), torch.randn(7, 96)
+    with torch.no_grad():
+        agree(added(x, residual), (plain(x + residual), x + residual))
+    with module.patch() as patch:
+        assert len(patch) == 0
