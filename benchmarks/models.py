@@ -94,7 +94,7 @@ def main() -> int:
         "calls": {},
         "timings": {},
     }
-    talk = (lambda *_: None) if options.json else print
+    talk: Callable[..., None] = (lambda *_, **__: None) if options.json else print
     talk(found["model"], found["machine"], found["launchers"], patched, sep="\n")
     for part in (part for part in PARTS if part not in options.without):
         run, tokens = WORK[part](model, ids)
