@@ -50,7 +50,7 @@ _PATIENCE_S = 1.5
 _MOST_ENTRIES = 4096
 """Largest number of entries in a table; the oldest goes first."""
 
-_NONE_NEAR = "PyTorch was measured to be faster there, and no variant near it was timed"
+_NONE_NEAR = "no variant was timed near such sizes"
 _VARIES = "results of no variant here are the same in any batch"
 
 _Found = TypeVar("_Found")
@@ -83,7 +83,7 @@ class Dispatch(Table):
         self._wait: bool | None = None
         self._slower, self._measure, self._more, self._batch_invariant = False, True, False, False
         bound = getattr(frontend, "BOUND", None)
-        self.batch = "" if bound is None else next((d.name for d in bound.kernel.dimensions if d.batch), "")
+        self.batch: str = "" if bound is None else next((d.name for d in bound.kernel.dimensions if d.batch), "")
         """The dimension along which parts of a batch lie; empty if there is none."""
         self._varies: dict[tuple[int, int], str] = {}
         """Why results of a variant on a device may depend on what else is in a batch; empty if they do not."""
@@ -446,7 +446,7 @@ class Dispatch(Table):
         """One of the members for the same sizes beside the batch, which was tuned for the largest batch, as if it was for a
         batch of one: the size of a batch then chooses nothing."""
         found: dict[tuple[int, ...], Member] = {}
-        for m in sorted(members, key=lambda m: m.sizes[self.batch]):
+        for m in sorted((m for m in members if m.builds), key=lambda m: m.sizes[self.batch]):
             sizes = {**m.sizes, self.batch: 1}
             found[tuple(sizes.values())] = replace(m, sizes=sizes, measured=False, slower="")
         return list(found.values())

@@ -109,6 +109,12 @@ def test_nothing_stands_in_where_nothing_near_was_timed_or_what_was_timed_there(
     assert decodes(decoding)
     [alone] = (m for m in members((decoding,), sizes) if m.sizes == sizes)
     assert not alone.builds
+    with dispatch.only(decoding.index):
+        family, _ = family_of(dispatch, key_of(1, 32, 8192, 8192, 128, torch.float16, causal=False))
+        assert [m.builds for m in family.members] == [[decoding]], "it is judged at any sizes"
+    of_any_batch = dispatch._of_any_batch(members((decoding,), sizes))
+    assert [m.builds for m in of_any_batch if m.sizes["q_len"] == 1 and m.sizes["kv_len"] == 4096] == [[decoding]]
+    assert all(m.builds for m in of_any_batch)
     [point] = (p for p in decoding.points if p["workload"]["dims"] == sizes)
     assert slower({**decoding.record, **point})
     monkeypatch.setattr(
