@@ -15,12 +15,25 @@ from typing import Any
 
 import torch
 
+from evo.runtime import nvrtc
 from evo.runtime.manifest import MANIFEST, read_manifest
 from evo.runtime.package import Unavailable
 from evo.runtime.timing import Sample, Timing, race, watch
 from evo.runtime.trial import rounds_on_gpu
 
-__all__ = ["Package", "Sample", "Timing", "add_packages", "gpu_times", "load", "load_all", "machine", "race", "watch"]
+__all__ = [
+    "Package",
+    "Sample",
+    "Timing",
+    "add_packages",
+    "gpu_times",
+    "load",
+    "load_all",
+    "machine",
+    "pretend",
+    "race",
+    "watch",
+]
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,17 @@ def load(folder: Path, stand_in: bool = True) -> Package:
 def load_all(folders: Sequence[Path]) -> list[Package]:
     """Each once."""
     return [load(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)]
+
+
+def pretend(arch: str) -> None:
+    """Has this process run what it would on a GPU of an older architecture, such as sm_89: variants for that, through PTX,
+    which the driver compiles; what was measured for it on this GPU counts; and PyTorch's attention without cuDNN. Registers,
+    caches and clocks are this GPU's, so that a time is none of the older one."""
+    digits, name = int(arch.removeprefix("sm_")), torch.cuda.get_device_name()
+    torch.cuda.get_device_capability = lambda device=None: divmod(digits, 10)
+    torch.cuda.get_device_name = lambda device=None: f"{name} as {arch}"
+    nvrtc.Compiler.arch_for = lambda self, capability, recorded="": f"compute_{digits}"
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def machine(place: torch.device) -> str:

@@ -1,7 +1,8 @@
 """Is a drop-in replacement ever slower? Problems that nobody searched, drawn by seed, against PyTorch's function on a GPU.
 
     python benchmarks/unsearched.py --package kernels/attention [--package kernels/layernorm] [--problems 300] [--seed 0]
-                                    [--neighbours] [--measure on|off] [--rounds 15] [--seconds S] [--json FILE]
+                                    [--cover TEXT]... [--as sm_89] [--neighbours] [--measure on|off] [--rounds 15]
+                                    [--seconds S] [--json FILE]
 
 Each problem is called once by every contender first (`first` is the wall time of ours, which may compile, and race).
 Then contenders take turns, each with none of its data in the second-level cache; the GPU's own time counts, of the
@@ -9,6 +10,8 @@ median round, behind a wait that lets the CPU run ahead. Contenders: the package
 PyTorch's own choice twice (how far its two times are apart is what the clock cannot tell) and, of attention, PyTorch
 without cuDNN (FlashAttention-2 or the memory-efficient back end: what an Ada card has). A model has few widths:
 those of norms and softmax are 24 that the seed draws. A quarter of attention's problems have a mask, boolean or additive.
+--cover: these problems in place of drawn ones, written as for `evo search`. --as: variants for an older architecture through
+their PTX, beside what PyTorch has there.
 --neighbours: each problem is followed by one that its race has decided, too: other sizes of the same bucket, and queries,
 keys and values in the memory order of projections.
 
@@ -33,9 +36,12 @@ from statistics import geometric_mean, median
 from typing import Any
 
 import torch
-from exported import Package, add_packages, gpu_times, load_all, machine
+from exported import Package, add_packages, gpu_times, load_all, machine, pretend
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from evo.export._package import workload_record
+from evo.job.job import check_workloads
+from evo.problem.loading import load_kernel
 from evo.runtime.choice import bucket_of
 
 SLOWER = 1.03
@@ -48,6 +54,8 @@ def main() -> int:
     add_packages(parser)
     parser.add_argument("--problems", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cover", action="append", help="e.g. rows=64/4096,cols=1024,dtype=float16")
+    parser.add_argument("--as", dest="arch", help="an older architecture, such as sm_89")
     parser.add_argument("--neighbours", action="store_true")
     parser.add_argument("--measure", choices=("on", "off"), default="on")
     parser.add_argument("--rounds", type=int, default=15)
@@ -56,13 +64,16 @@ def main() -> int:
     options = parser.parse_args()
     found = []
     place = torch.device("cuda", 0)
+    if options.arch:
+        pretend(options.arch)
     print(machine(place))
     for package in load_all(options.package):
         package.module.also_serve(measure=options.measure == "on")
         began = time.monotonic()
         records = []
         draw = random.Random(options.seed)
-        for sizes, dtype, axes in DRAWS[package.function](random.Random(options.seed), options.problems):
+        drawn = DRAWS[package.function](random.Random(options.seed), options.problems)
+        for sizes, dtype, axes in stated(package, options.cover) if options.cover else drawn:
             records.append(problem(package, sizes, dtype, axes, place, options.rounds))
             if options.neighbours:
                 near = neighbour(sizes, draw)
@@ -74,6 +85,13 @@ def main() -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1))
     return 0
+
+
+def stated(package: Package, covers: list[str]) -> Iterator[tuple[dict[str, int], torch.dtype, str]]:
+    kernel = load_kernel(package.manifest["kernel"]["name"])
+    for w in check_workloads(kernel, "cuda", [], covers):
+        sizes: dict[str, int] = workload_record(kernel, w)["dims"]
+        yield sizes, getattr(torch, w.dtype), str(w.option("mask_axes")) if sizes.get("attn_mask") else ""
 
 
 def lengths(draw: random.Random, low: int, high: int) -> int:
@@ -101,7 +119,10 @@ def attention_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[
             sizes |= {"causal": 0, "attn_mask": 1, "additive": masks.randrange(2)}
         read = sizes["batch"] * sizes["head_dim"] * 2 * (2 * sizes["heads"] * q_len + 2 * kv_heads * kv_len)
         read += 2 * math.prod(shape_of_mask(sizes, axes)) if axes else 0
-        if read <= MOST_BYTES and 4 * sizes["batch"] * sizes["heads"] * q_len * kv_len * sizes["head_dim"] <= MOST_FLOPS:
+        if (
+            read <= MOST_BYTES
+            and 4 * sizes["batch"] * sizes["heads"] * q_len * kv_len * sizes["head_dim"] <= MOST_FLOPS
+        ):
             number -= 1
             yield sizes, dtype, axes
 
@@ -142,7 +163,9 @@ def neighbour(sizes: dict[str, int], draw: random.Random) -> dict[str, int]:
     near = dict(sizes)
     for name in (n for n in sizes if n in ("rows", "batch", "q_len", "kv_len")):
         others = (round(sizes[name] * draw.uniform(0.85, 1.18)) for _ in range(9))
-        near[name] = next((n for n in others if n and bucket_of({name: n}) == bucket_of({name: sizes[name]})), sizes[name])
+        near[name] = next(
+            (n for n in others if n and bucket_of({name: n}) == bucket_of({name: sizes[name]})), sizes[name]
+        )
     return near | {"q_len": near["kv_len"]} if sizes.get("causal") else near
 
 
@@ -153,7 +176,13 @@ DRAWS = {
 
 
 def problem(
-    package: Package, sizes: dict[str, int], dtype: torch.dtype, axes: str, place: torch.device, rounds: int, *,
+    package: Package,
+    sizes: dict[str, int],
+    dtype: torch.dtype,
+    axes: str,
+    place: torch.device,
+    rounds: int,
+    *,
     neighbour: bool = False,
 ) -> dict[str, Any]:
     frontend = package.frontend
@@ -171,7 +200,9 @@ def problem(
         errors = errors_of(args, own, frontend.ORIGINAL(*args), frontend.exact)
         way = frontend.explain(*args)
         original = partial(frontend.ORIGINAL, *args)
-        us = gpu_times({"own": partial(frontend.SUBJECT, *args), "PyTorch": original, "PyTorch again": original}, rounds)
+        us = gpu_times(
+            {"own": partial(frontend.SUBJECT, *args), "PyTorch": original, "PyTorch again": original}, rounds
+        )
         if package.function == "scaled_dot_product_attention":
             with sdpa_kernel(ADA), suppress(torch.OutOfMemoryError):  # PyTorch may have to hold all scores
                 us |= gpu_times({"without cuDNN": original}, rounds)
