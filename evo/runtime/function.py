@@ -39,6 +39,7 @@ def frontend_of(package: Package) -> ModuleType:
         return import_module(name)
     function: Function = import_module(f"{package.name}.function").FUNCTION
     kernel = import_module(f"{package.name}.kernel").KERNEL
+    package.complete(kernel)
     found = sys.modules[name] = ModuleType(name, f"`{function.name}`, as function.py states it.")
     try:
         _Launcher(package, kernel, function, found).fill()
