@@ -76,6 +76,8 @@ class _Launcher:
         m.DISPATCH.also_serve(more=self._backward is not None)
         exec(compile(text, file, "exec"), vars(m))
         takes_all = not any(p.keyword for p in self._parameters.values())
+        if any("same" in texts for texts in self._kernel.choices.values()):  # PyTorch's function may take one dtype alone
+            takes_all, vars(m)["_original"] = False, shared.of_any_dtypes(vars(m)["_original"])
         m.ORIGINAL = original if takes_all else vars(m)["_original"]  # type: ignore[attr-defined]
         own: FunctionType = getattr(m, function.name)
         own.__doc__ = f"As {function.path or original.__name__}, for every input."
