@@ -107,8 +107,8 @@ class Recorded(torch.autograd.Function):
 
 
 def of_any_dtypes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which for floating-point tensors of several dtypes that it refuses takes copies in the widest of
-    them, and rounds its results to the dtype of the first."""
+    """A function of one result, which for floating-point tensors of several dtypes that it refuses takes copies in the
+    widest of them, and rounds the result to the dtype of the first."""
 
     def call(*args: Any) -> Any:
         try:
@@ -118,8 +118,7 @@ def of_any_dtypes(function: Callable[..., Any]) -> Callable[..., Any]:
             if len({*dtypes}) < 2:
                 raise
             wide = reduce(torch.promote_types, dtypes)
-            found = function(*(t.to(wide) if getattr(t, "dtype", None) in dtypes else t for t in args))
-            return found.to(dtypes[0]) if isinstance(found, torch.Tensor) else tuple(t.to(dtypes[0]) for t in found)
+            return function(*(t.to(wide) if getattr(t, "dtype", None) in dtypes else t for t in args)).to(dtypes[0])
 
     return call
 

@@ -1,6 +1,6 @@
 // A function as Python and PyTorch's dispatcher call it: what of the native launcher is the same for all that are stated.
 //
-// native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands; ARGUMENTS, RESULTS, SAVED, SAVED_SIZES, KEPT, HAS_FORMULA, HAS_OPERATOR, HAS_DTYPES (whether PyTorch's function may take one dtype alone), AUTOCAST_CASTS, NAME, SCHEMA and Signature. Behind it, declared here: read,
+// native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands; ARGUMENTS, RESULTS, SAVED, SAVED_SIZES, KEPT, HAS_FORMULA, HAS_OPERATOR, MAY_BE_REFUSED, AUTOCAST_CASTS, NAME, SCHEMA and Signature. Behind it, declared here: read,
 // misfit, problem_of, run, originals, is_complete, as_promised, formula, is_served_backward, run_backward and dispatched; and add_kernels of native.h.
 //
 // A call has the same result whether or not it records gradients: the same variant is chosen. Gradients follow from the
@@ -161,7 +161,7 @@ inline Gradients torch_backward(
     }
     const WithoutGil gil;  // compiled autograd holds it, and PyTorch's engine must not be called with it
     std::array<Tensor, TENSORS> copies;
-    if (HAS_DTYPES) in_one_dtype(given, copies);
+    if (MAY_BE_REFUSED) in_one_dtype(given, copies);
     a.set_tensors(given);
     const Results results = originals(a);
     for (size_t i = 0; i < RESULTS; ++i)

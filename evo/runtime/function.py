@@ -76,7 +76,7 @@ class _Launcher:
         m.DISPATCH.also_serve(more=self._backward is not None)
         exec(compile(text, file, "exec"), vars(m))
         takes_all = not any(p.keyword for p in self._parameters.values())
-        if any("same" in texts for texts in self._kernel.choices.values()):  # PyTorch's function may take one dtype alone
+        if self._bound.may_be_refused:
             takes_all, vars(m)["_original"] = False, shared.of_any_dtypes(vars(m)["_original"])
         m.ORIGINAL = original if takes_all else vars(m)["_original"]  # type: ignore[attr-defined]
         own: FunctionType = getattr(m, function.name)

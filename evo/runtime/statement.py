@@ -427,6 +427,11 @@ class Bound:
         inputs = (a.name for a in self.kernel.arguments if a.kind == "input" and a.dtype == dtype)
         return tuple(self.function.tensors[name] for name in inputs if name in self.function.tensors)
 
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether variants take tensors of several floating-point dtypes, of which PyTorch's function may take one alone."""
+        return bool(self.function.path) and any("same" in texts for texts in self.kernel.choices.values())
+
     def _named(self, dtype: str) -> str:
         """An expression of a dtype by its name among `Kernel.choices`."""
         return self.problem_dtype if dtype == "same" else f"torch.{dtype}"

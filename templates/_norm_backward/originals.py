@@ -14,8 +14,9 @@ def of_layer_norm(
     if bias is None and output_mask[2]:
         bias = (input if weight is None else weight).new_empty(normalized_shape)
     dtypes = input.dtype, *(input.dtype if t is None else t.dtype for t in (weight, bias))
-    if {*dtypes} != {input.dtype}:
-        wide = reduce(torch.promote_types, dtypes)
+    of_cpu = mean.dtype if input.is_cpu else input.dtype  # where statistics have to be of the dtype of the input
+    if {*dtypes, of_cpu} != {input.dtype}:
+        wide = reduce(torch.promote_types, dtypes, of_cpu)
         grad_out, input, weight, bias = (t if t is None else t.to(wide) for t in (grad_out, input, weight, bias))
     args = grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
     found = torch.ops.aten.native_layer_norm_backward(*args)
