@@ -1,8 +1,9 @@
-"""Norms with float32 weights beside inputs of 16 bits: every branch is right, what rounds a weight first is refused, and CUDA
-sources compile."""
+"""Norms with float32 weights beside inputs of 16 bits: every branch is right, what rounds a weight first is refused, and
+CUDA sources compile."""
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from evo.errors import UsageError
 from evo.measure.gate import Gate
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload
-from evo.problem.loading import load_kernel
+from evo.problem.loading import load_kernel, template_root
 from evo.problem.render import render
 from evo.problem.space import Point
+from evo.runtime.package import Package
 from evo.targets import compile_source, find_target
 
 CUDA, SESSION = find_target("cuda"), find_target("cpu").open()
@@ -44,7 +46,9 @@ def every_option(kernel: Kernel) -> dict[str, bool]:
     return {n: True for n, v in kernel.options.items() if v is False}
 
 
-def refused(kernel: Kernel, point: Point, workload: Workload, folder: Path, mistake: tuple[str, str] = ("", "")) -> list[str]:
+def refused(
+    kernel: Kernel, point: Point, workload: Workload, folder: Path, mistake: tuple[str, str] = ("", "")
+) -> list[str]:
     """What the gate says against a point. mistake: a part of the source, and what stands for it."""
     source = render(kernel, "cpu", Genome.of(point), workload, "native")
     assert mistake[0] in source.text
@@ -140,3 +144,21 @@ def test_its_weights_are_none_of_16_bits(kernel: Kernel) -> None:
     assert weight is not None
     assert weight.dtype == torch.float32
     assert not (weight == weight.bfloat16().float()).any()
+
+
+@pytest.mark.parametrize("folder", ["rmsnorm", "layernorm", "rmsnorm/backward", "layernorm/backward", "add_rmsnorm"])
+def test_a_manifest_that_is_older_than_the_option_is_of_weights_of_the_inputs_dtype(folder: str) -> None:
+    path = template_root().parent / "kernels" / folder
+    kernel = load_kernel(json.loads((path / "manifest.json").read_text())["kernel"]["name"])
+    package = Package(kernel.name, [str(path), str(kernel.folder), str(template_root())])
+    before = [str(v) for v in package.variants]
+    package.complete(kernel)
+    compiled_in = [n for n in kernel.options if n in kernel.compile_time_dims["cuda"]]
+    assert [d["name"] for d in package.dimensions] == [*dict(kernel.example("cuda").dims), *compiled_in]
+    same = [v for v in package.variants if v.sizes["weight_dtype"] == 0]
+    assert same
+    for variant in same:
+        assert variant.fits(variant.sizes)
+        assert not variant.fits({**variant.sizes, "weight_dtype": 1})
+    assert [str(v) for v in package.variants] == before
+    assert all("weight_dtype" in v["fixed"] for v in package.manifest["general"])

@@ -161,8 +161,8 @@ class Argument:
     """"problem" (the workload's dtype); "opmath" (what PyTorch computes it in: float64 for that dtype, else float32); a
     fixed one of `ELEMENT_BYTES`; or the name of an option that chooses one of these or "same", which is the workload's
     (`Kernel.choices`), and that is compiled in. Of a scalar "opmath", float32, int32 or int64; of workspace a fixed one. An
-    output of `INTEGER_BYTES` is compared exactly, so that integers which follow from rounded numbers, as in quantisation, may
-    be off by one and fail."""
+    output of `INTEGER_BYTES` is compared exactly, so that integers which follow from rounded numbers, as in quantisation,
+    may be off by one and fail."""
     shape: tuple[str | int, ...] = ()
     optional: bool = False
     stride_of: tuple[str, int] | None = None

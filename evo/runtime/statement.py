@@ -462,8 +462,8 @@ class Bound:
         for a in self.kernel.arguments:
             name, dtype = self.function.tensors.get(a.name, ""), self.dtype(a)
             given = f"{name} is None or " if name in optional else ""
-            told = name in names_in(dtype) and name == next(iter(self._taking(a.dtype)), name)  # an option may be its own dtype
-            if name in self.apart and name not in self.function.apart and not told:
+            own = name in names_in(dtype) and name == next(iter(self._taking(a.dtype)), name)  # the option is its dtype
+            if name in self.apart and name not in self.function.apart and not own:
                 found[f"{name} is not of the dtype that the kernel takes"] = f"{given}{name}.dtype == {dtype}"
             if a.dtype in self.kernel.choices and a.dtype in self.options:
                 texts = self.kernel.choices[a.dtype]

@@ -32,7 +32,7 @@ from evo.problem.kernel import (
 from evo.problem.space import Space, Value
 
 from . import cpu_space, cuda_shape, cuda_space
-from .weights import CHOICES, fault, just_below_half_a_step, is_mixed
+from .weights import CHOICES, fault, is_mixed, just_below_half_a_step
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ def norm(name: str, title: str, *, centred: bool, added: bool = False) -> Kernel
         plan=_plan,
         inactive={"cuda": cuda_shape.INACTIVE, "cpu": cpu_space.INACTIVE},
         compile_flags=_compile_flags,
-        validate=lambda w: fault(w) or ("" if added or not w.option("sum") or w.option("residual") else "sum needs residual"),
+        validate=lambda w: fault(w) or ("" if added or not w.option("sum") or w.option("residual") else _NO_RESIDUAL),
         replaces="" if added else f"torch.nn.functional.{function}",
     )
 
@@ -122,6 +122,7 @@ def _reference(inputs: Tensors, workload: Workload, centred: bool) -> dict[str, 
     return {"y": y, "sum": x, "rstd": rstd[:, 0], "mean": mean.where(~rstd.isnan(), rstd)[:, 0]}
 
 
+_NO_RESIDUAL = "sum needs residual"
 _EPS_OF_SUMS = 32
 """Of the sums' dtype, in a mean over the mean size of its terms; twice that is allowed. A thread adds 64 elements of
 float32, and more of 16 bits, one after another before it reduces, and roundings beside an outlier are all half of an eps of

@@ -25,7 +25,7 @@ def element_bytes(workload: Workload) -> int:
 def fault(workload: Workload) -> str:
     """`Kernel.validate`, as far as it concerns the option."""
     wide = is_mixed(workload) and DTYPE_BYTES[workload.dtype] > 2
-    return "weight_dtype=float32 is for float16 and bfloat16; others have the weight's dtype: weight_dtype=same" if wide else ""
+    return "weight_dtype=float32 is for float16 and bfloat16; leave it out for other dtypes" if wide else ""
 
 
 def just_below_half_a_step(vector: torch.Tensor | None, workload: Workload) -> torch.Tensor | None:

@@ -125,8 +125,9 @@ def _gradients(inputs: Tensors, sign: float) -> dict[str, torch.Tensor]:
 def _as_far_off_as_sums(
     call: Callable[[Tensors, Workload], dict[str, torch.Tensor]],
 ) -> Callable[[Tensors, Workload], dict[str, torch.Tensor]]:
-    """PyTorch's gradients, and an error that differences and sums of such terms may have in what they are computed in. PyTorch's
-    own is no measure: one order of summation is lucky where another of equal merit is not, and columns may be few."""
+    """PyTorch's gradients, and an error that differences and sums of such terms may have where they are computed in float32,
+    or float64. PyTorch's own is no measure: one order of summation is lucky where another of equal merit is not, and columns
+    may be few."""
 
     def outputs(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
         import torch

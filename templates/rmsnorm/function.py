@@ -1,7 +1,5 @@
 """RMSNorm as PyTorch code calls it: over the last dimensions, with all axes before them gathered into rows."""
 
-import torch
-
 import warnings
 
 import torch

@@ -1,10 +1,9 @@
-"""Norms with float32 weights beside inputs of 16 bits, as a package serves them: the values and gradients of float32 arithmetic,
-rounded once."""
+"""Norms with float32 weights beside inputs of 16 bits, as a package serves them: the values and gradients of float32
+arithmetic, rounded once."""
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -107,9 +106,10 @@ def test_weights_of_the_inputs_dtype_have_their_own_variant(module: ModuleType) 
 def test_other_pairs_of_dtypes_are_pytorchs(module: ModuleType) -> None:
     short = tensors(module, torch.float16)
     *inputs, weight = tensors(module)[: -1 if "layer" in name_of(module) else None]
+    halves = [weight.half() for _ in range(2 if "layer" in name_of(module) else 1)]
     others = {
         "nothing was tuned for float16": short,
-        "weight_dtype is none of same, float32": [*inputs, weight.half(), *([weight.half()] if "layer" in name_of(module) else [])],
+        "weight_dtype is none of same, float32": [*inputs, *halves],
     }
     if "layer" in name_of(module):
         others["bias is not of the dtype that the kernel takes"] = [*inputs, weight, weight.bfloat16()]
