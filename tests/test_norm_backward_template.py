@@ -78,7 +78,7 @@ def gate_passes(kernel: Kernel, points: Iterable[Point], tmp_path: Path, dtype: 
 @of_both
 @pytest.mark.parametrize("dtype", KERNELS[0].dtypes["cpu"])
 def test_every_structural_branch_on_a_cpu_passes_the_gate(kernel: Kernel, dtype: str, tmp_path: Path) -> None:
-    gate_passes(kernel, kernel.space("cpu", problem(kernel), SESSION.limits).branches(), tmp_path, dtype)
+    gate_passes(kernel, kernel.space("cpu", problem(kernel, dtype=dtype), SESSION.limits).branches(), tmp_path, dtype)
 
 
 @pytest.mark.slow

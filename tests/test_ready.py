@@ -247,7 +247,7 @@ def test_the_list_of_kernels_tells_what_each_is_for_and_where_it_is_from(exporte
     assert not imported
     assert (kernel["name"], kernel["functions"]) == ("layernorm", ["LayerNorm", "layer_norm"])
     assert kernel["replaces"] == "torch.nn.functional.layer_norm"
-    off = dict.fromkeys(("residual", "sum", "mean", "rstd"), 0)
+    off = dict.fromkeys(("residual", "sum", "mean", "rstd", "weight_dtype"), 0)
     shapes = [{"rows": r, "cols": c, **off} for r, c in ((64, 1024), (64, 96), (8, 256), (64, 1024))]
     assert [v["shape"] for v in kernel["variants"]] == shapes
     assert [(v["arch"], v["standing"], v["dtype"], v["candidate"]) for v in kernel["variants"]] == [

@@ -25,7 +25,7 @@ from evo.problem.kernel import ELEMENT_BYTES, Argument, Kernel, LaunchPlan, Work
 from evo.problem.render import Source, render
 from evo.problem.space import Point
 from evo.runtime import cpu
-from evo.runtime.manifest import PLAIN, compiled_when_loaded
+from evo.runtime.manifest import PLAIN, compiled_in, compiled_when_loaded
 from evo.search.cover import choose
 from evo.targets import Target, compile_source, find_language, find_target
 
@@ -109,7 +109,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
             "replaces": kernel.replaces,
             "digest": kernel.digest,
             "entry": kernel.entry,
-            "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
+            "dimensions": [*map(asdict, kernel.dimensions), *compiled_in(kernel)],
             "arguments": [_argument_record(a) for a in kernel.parameters],
             "tolerance": {dtype: asdict(kernel.tolerance[dtype]) for dtype in kernel.tolerance if dtype in _dtypes(kernel)},
         },
@@ -272,16 +272,6 @@ def _build_elsewhere(
     return None, why
 
 
-def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:
-    """Options that are constants of a binary. A module chooses by them as by sizes: off is 0, on is 1, and an option with
-    choices is the place among them."""
-    fixed, found = {name for names in kernel.compile_time_dims.values() for name in names}, list[dict[str, Any]]()
-    for name in (name for name in kernel.options if name in fixed):
-        choices = kernel.choices.get(name, ())
-        found.append({"name": name, "low": 0, "high": max(1, len(choices) - 1), **({"choices": choices} if choices else {})})
-    return found
-
-
 def _variant_record(
     kernel: Kernel, target: Target, arch: str, built: _Built, before: Sequence[Mapping[str, Any]], *, measured_arch: str
 ) -> dict[str, Any]:
@@ -330,7 +320,7 @@ def _variant_record(
 
 def workload_record(kernel: Kernel, workload: Workload) -> dict[str, Any]:
     dims = {d.name: workload.dim(d.name) for d in kernel.dimensions}
-    dims |= {d["name"]: kernel.number_of(d["name"], workload.option(d["name"])) for d in _compiled_in(kernel)}
+    dims |= {d["name"]: kernel.number_of(d["name"], workload.option(d["name"])) for d in compiled_in(kernel)}
     return {"key": workload.key, "dims": dims, "dtype": workload.dtype, "options": dict(workload.options)}
 
 

@@ -35,7 +35,7 @@ from evo.export import Contents, Exporter, ExportRequest, check_replaceable, wit
 from evo.export._package import build_package, plan_record, workload_record
 from evo.problem.formats import all_tables, unfit
 from evo.problem.genome import Genome
-from evo.problem.kernel import FUNCTION_FILES, Dimension, Kernel, Workload
+from evo.problem.kernel import FUNCTION_FILES, SAME, Dimension, Kernel, Workload
 from evo.problem.loading import load_function, load_kernel, template_root
 from evo.problem.render import Source, render
 from evo.problem.space import Space
@@ -484,7 +484,7 @@ def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any]
         described["sizes"] = [{"first": first, "last": last} | ({"step": step} if step > 1 else {})]
     source = form.render(form.own)
     language, options = find_language(source.language), dict(kernel.binding(target.name, workload).options)
-    on = "".join(f"_{v if n in kernel.choices else n}" for n, v in options.items() if v)
+    on = "".join(f"_{v if n in kernel.choices else n}" for n, v in options.items() if v and v != SAME)
     record = {
         "target": target.name,
         "arch": form.arch,

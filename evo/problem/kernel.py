@@ -27,6 +27,8 @@ INTEGER_BYTES = MappingProxyType({"bool": 1, "uint8": 1, "int8": 1, "int16": 2, 
 """Dtypes of outputs that are compared exactly, by the bytes of an element."""
 ELEMENT_BYTES = MappingProxyType({**DTYPE_BYTES, **INTEGER_BYTES, "float8_e4m3fn": 1, "float8_e5m2": 1})
 """All dtypes that a tensor may have, by the bytes of an element."""
+SAME = "same"
+"""Choice of an option that is a dtype: the workload's."""
 
 _V = TypeVar("_V", bound=Value)
 
@@ -157,9 +159,10 @@ class Argument:
     kind: Literal["input", "output", "scalar", "workspace", "structure"]
     dtype: str = "problem"
     """"problem" (the workload's dtype); "opmath" (what PyTorch computes it in: float64 for that dtype, else float32); a
-    fixed one of `ELEMENT_BYTES`; or the name of an option that chooses one (`Kernel.choices`) and is compiled in. Of a
-    scalar "opmath", float32, int32 or int64; of workspace a fixed one. An output of `INTEGER_BYTES` is compared exactly, so
-    that integers which follow from rounded numbers, as in quantisation, may be off by one and fail."""
+    fixed one of `ELEMENT_BYTES`; or the name of an option that chooses one of these or "same", which is the workload's
+    (`Kernel.choices`), and that is compiled in. Of a scalar "opmath", float32, int32 or int64; of workspace a fixed one. An
+    output of `INTEGER_BYTES` is compared exactly, so that integers which follow from rounded numbers, as in quantisation,
+    may be off by one and fail."""
     shape: tuple[str | int, ...] = ()
     optional: bool = False
     stride_of: tuple[str, int] | None = None
@@ -186,7 +189,8 @@ class Argument:
         """The dtype it has there."""
         opmath = "float64" if workload.dtype == "float64" else "float32"
         known = {**dict(workload.options), "problem": workload.dtype, "opmath": opmath}
-        return str(known.get(self.dtype, self.dtype))
+        found = str(known.get(self.dtype, self.dtype))
+        return workload.dtype if found == SAME else found
 
     @property
     def size_bytes(self) -> int:

@@ -81,7 +81,7 @@ def faults_of_arguments(kernel: Kernel) -> Iterator[str]:
 
 def _faults_of_argument(kernel: Kernel, a: Argument, names: set[str]) -> Iterator[str]:
     """What is wrong with one argument. names: of dimensions and options."""
-    from evo.problem.kernel import ELEMENT_BYTES  # which imports this module
+    from evo.problem.kernel import ELEMENT_BYTES, SAME  # which imports this module
 
     tensors = {other.name for other in kernel.arguments if other.kind in ("input", "output")}
     yield from _faults_of_structure(kernel, a)
@@ -96,7 +96,7 @@ def _faults_of_argument(kernel: Kernel, a: Argument, names: set[str]) -> Iterato
     if a.kind in ("input", "output") and a.dtype not in ("problem", "opmath", *ELEMENT_BYTES, *kernel.choices):
         known = ", ".join(("problem", "opmath", *ELEMENT_BYTES))
         yield f": {a.kind} {a.name!r} is of dtype {a.dtype!r}, which is none of {known}, and no option in `choices`"
-    for text in {*kernel.choices.get(a.dtype, ())} - ELEMENT_BYTES.keys():
+    for text in {*kernel.choices.get(a.dtype, ())} - {*ELEMENT_BYTES, SAME}:
         yield f": option {a.dtype!r} is the dtype of {a.name!r}, and {text!r} is none"
     if a.dtype in kernel.choices and (a.kind not in ("input", "output") or a.ties):
         yield f": {a.kind} {a.name!r} cannot have a dtype that an option chooses"

@@ -4,6 +4,7 @@ functions in PyTorch's place."""
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import reduce
 from typing import Any
 
 import torch
@@ -111,6 +112,23 @@ class Recorded(torch.autograd.Function):
         if all(gradient is None for gradient in gradients):
             return None, None, *(None for _ in saved[kept:])
         return None, None, *ctx.derive(gradients, saved[:kept], saved[kept:], ctx.needs_input_grad[2:])
+
+
+def of_any_dtypes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of one result, which for floating-point tensors of several dtypes that it refuses takes copies in the
+    widest of them, and rounds the result to the dtype of the first."""
+
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except RuntimeError:
+            dtypes = [t.dtype for t in args if isinstance(t, torch.Tensor) and t.is_floating_point()]
+            if len({*dtypes}) < 2:
+                raise
+            wide = reduce(torch.promote_types, dtypes)
+            return function(*(t.to(wide) if getattr(t, "dtype", None) in dtypes else t for t in args)).to(dtypes[0])
+
+    return call
 
 
 def derive(

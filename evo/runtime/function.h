@@ -1,8 +1,8 @@
 // A function as Python and PyTorch's dispatcher call it: what of the native launcher is the same for all that are stated.
 //
 // native_code.py writes the rest. Before this: struct Arguments, with its tensors and a visit to all other operands;
-// ARGUMENTS, RESULTS, SAVED, SAVED_SIZES, KEPT, HAS_FORMULA, HAS_OPERATOR, AUTOCAST_CASTS, NAME, SCHEMA and Signature.
-// Behind it, declared here: read, misfit, problem_of, run, originals, is_complete, as_promised, formula, is_served_backward,
+// ARGUMENTS, RESULTS, SAVED, SAVED_SIZES, KEPT, HAS_FORMULA, HAS_OPERATOR, MAY_BE_REFUSED, AUTOCAST_CASTS, NAME, SCHEMA and
+// Signature. Behind it, declared here: read, misfit, problem_of, run, originals, is_complete, as_promised, formula, is_served_backward,
 // run_backward and dispatched; and add_kernels of native.h.
 //
 // A call has the same result whether or not it records gradients: the same variant is chosen. Gradients follow from the
@@ -137,6 +137,15 @@ inline Results forward(Operator& op, const Arguments& a) {
     return found;
 }
 
+// Has floating-point tensors, of which the first is one, all be of the widest of their dtypes, if need be as copies.
+inline void in_one_dtype(Tensors& given, std::array<Tensor, TENSORS>& copies) {
+    c10::ScalarType wide = given[0]->scalar_type();
+    for (const Tensor* t : given)
+        if (t && t->is_floating_point()) wide = c10::promoteTypes(wide, t->scalar_type());
+    for (size_t i = 0; i < TENSORS; ++i)
+        if (given[i] && given[i]->is_floating_point()) copies[i] = given[i]->to(wide), given[i] = &copies[i];
+}
+
 // PyTorch's derivative of its own function, which has derivatives of every order. kept: the tensors of the call.
 inline Gradients torch_backward(
     const Arguments& call, torch::autograd::variable_list& kept, const torch::autograd::variable_list& gradients,
@@ -152,11 +161,13 @@ inline Gradients torch_backward(
         if (wanted[i]) leaves.push_back(kept[i]);
         given[i] = kept[i].defined() ? &kept[i] : nullptr;
     }
-    a.set_tensors(given);
     const WithoutGil gil;  // compiled autograd holds it, and PyTorch's engine must not be called with it
+    std::array<Tensor, TENSORS> copies;
+    if (MAY_BE_REFUSED) in_one_dtype(given, copies);
+    a.set_tensors(given);
     const Results results = originals(a);
     for (size_t i = 0; i < RESULTS; ++i)
-        if (gradients[i].defined()) of.push_back(results[i]), from.push_back(gradients[i]);
+        if (gradients[i].defined()) of.push_back(results[i].to(gradients[i].scalar_type())), from.push_back(gradients[i]);
     const auto each = torch::autograd::grad(of, leaves, from, std::nullopt, further, /*allow_unused=*/true);
     Gradients found;
     for (size_t i = 0, next = 0; i < TENSORS; ++i)

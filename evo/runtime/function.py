@@ -39,6 +39,7 @@ def frontend_of(package: Package) -> ModuleType:
         return import_module(name)
     function: Function = import_module(f"{package.name}.function").FUNCTION
     kernel = import_module(f"{package.name}.kernel").KERNEL
+    package.complete(kernel)
     found = sys.modules[name] = ModuleType(name, f"`{function.name}`, as function.py states it.")
     try:
         _Launcher(package, kernel, function, found).fill()
@@ -75,6 +76,8 @@ class _Launcher:
         m.DISPATCH.also_serve(more=self._backward is not None)
         exec(compile(text, file, "exec"), vars(m))
         takes_all = not any(p.keyword for p in self._parameters.values())
+        if self._bound.may_be_refused:
+            takes_all, vars(m)["_original"] = False, shared.of_any_dtypes(vars(m)["_original"])
         m.ORIGINAL = original if takes_all else vars(m)["_original"]  # type: ignore[attr-defined]
         own: FunctionType = getattr(m, function.name)
         own.__doc__ = f"As {function.path or original.__name__}, for every input."

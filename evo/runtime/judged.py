@@ -97,7 +97,8 @@ class Judge:
             return None
         inputs = self._kernel.inputs(workload, data, generator)
         options = dict(workload.options)
-        dtypes = {a.dtype: getattr(torch, str(options[a.dtype])) for a in self._kernel.arguments if a.dtype in options}
+        chosen = (a for a in self._kernel.arguments if a.dtype in options)
+        dtypes = {a.dtype: getattr(torch, a.dtype_of(workload)) for a in chosen}
         problem = {**dict(workload.dims), **options, **dtypes}
         argument = {a: k for k, a in self._function.tensors.items()}
         found = []
@@ -243,18 +244,15 @@ class _Anything(dict[Any, Any]):
 def _evaluator(bound: Bound) -> Callable[[tuple[Any, ...]], tuple[dict[str, int], dict[str, Any]]]:
     """From arguments by position to dimensions and options."""
     function, fixed = bound.function, {n for names in bound.kernel.compile_time_dims.values() for n in names}
-    sizes, options = _compiled(function, bound.sizes), _compiled(function, bound.options)
+    choosing = {n: bound.size(n) for n in bound.kernel.choices if n in bound.options and n in fixed}
+    sizes, options = _compiled(function, bound.sizes), _compiled(function, {**bound.options, **choosing})
     optional = {k: a for k, a in function.tensors.items() if function.parameters[a].optional}
     order = [*function.parameters]
 
     def found(args: tuple[Any, ...]) -> tuple[dict[str, int], dict[str, Any]]:
         there = {k: args[order.index(a)] is not None for k, a in optional.items()}
         of_call = {**there, **options(*args)}
-        for name, texts in bound.kernel.choices.items():
-            if isinstance(value := of_call.get(name), torch.dtype):
-                of_call[name] = str(value)[6:]
-            elif value is not None and name in fixed:
-                of_call[name] = texts[value]
+        of_call |= {name: bound.kernel.choices[name][of_call[name]] for name in choosing}
         return sizes(*args), of_call
 
     return found

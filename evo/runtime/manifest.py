@@ -162,6 +162,31 @@ def _fill(manifest: dict[str, Any]) -> str:
     return ""
 
 
+def compiled_in(kernel: Any) -> list[dict[str, Any]]:
+    """Options that are constants of a binary. A module chooses by them as by sizes: off is 0, on is 1, and an option with
+    choices is the place among them."""
+    fixed, found = {name for names in kernel.compile_time_dims.values() for name in names}, list[dict[str, Any]]()
+    for name in (name for name in kernel.options if name in fixed):
+        choices = kernel.choices.get(name, ())
+        found.append({"name": name, "low": 0, "high": max(1, len(choices) - 1), **({"choices": choices} if choices else {})})
+    return found
+
+
+def complete(manifest: dict[str, Any], kernel: Any) -> bool:
+    """Has all records of a manifest that is older than some of its kernel's options which are compiled in say what these are
+    at first. Whether there are such options."""
+    dimensions = manifest["kernel"]["dimensions"]
+    new = [d for d in compiled_in(kernel) if d["name"] not in {known["name"] for known in dimensions}]
+    dimensions += new
+    for record in (*manifest["variants"], *manifest["general"]):
+        names = [d["name"] for d in new]
+        record["fixed"] = [*record["fixed"], *(n for n in names if n in kernel.compile_time_dims[record["target"]])]
+        for workload in (each["workload"] for each in (record, *record.get("points", ()))):
+            workload["dims"] |= {n: kernel.number_of(n, kernel.options[n]) for n in names}
+            workload["options"] |= {n: kernel.options[n] for n in names}
+    return bool(new)
+
+
 def _workload(key: str, dimensions: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """A workload from its key, such as rows=8,cols=64,dtype=float16,rstd=true. Options follow the dtype; those that are
     compiled in are dimensions, too: 0 or 1, or the place among their choices. Raises LookupError, TypeError, ValueError."""

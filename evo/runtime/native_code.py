@@ -117,6 +117,7 @@ class _Writer:
         yield f"constexpr std::array<size_t, {len(kept)}> KEPT = {{{places}}};"
         yield f"const bool HAS_FORMULA = {str(bool(self._function.gradient)).lower()};"
         yield f"const bool HAS_OPERATOR = {str(bool(self._function.operator)).lower()};"
+        yield f"const bool MAY_BE_REFUSED = {str(self._bound.may_be_refused).lower()};"
         casts = {"original": "ORIGINALS", "lower": "LOWER", "float32": "FLOAT32"}[self._function.autocast]
         yield f"enum Autocast {{ ORIGINALS, LOWER, FLOAT32 }};\nconst Autocast AUTOCAST_CASTS = {casts};"
         yield f'const char* const NAME = "{self._function.name}";'

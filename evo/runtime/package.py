@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .manifest import MANIFEST, LaunchPlan, launch_in, read_manifest, sizes_in
+from .manifest import MANIFEST, LaunchPlan, complete, launch_in, read_manifest, sizes_in
 
 DIFFERENCES = "sources.diff"
 """Sources of a package that are told by how they differ from others, as unified diffs."""
@@ -96,6 +96,16 @@ class Package:
         self.name = name
         self.folders = tuple(Path(folder).resolve() for folder in folders)
         self.manifest = read_manifest(self.folders[0] / MANIFEST)
+        self.unasked: frozenset[str] = frozenset()
+        """Outputs, by their options, that a variant may give where a call asks for none: the frontend throws them away."""
+        self._read_manifest()
+
+    def complete(self, kernel: Any) -> None:
+        """What `complete` of manifest.py does to its manifest."""
+        if complete(self.manifest, kernel):
+            self._read_manifest()
+
+    def _read_manifest(self) -> None:
         self.kernel: dict[str, Any] = self.manifest["kernel"]
         self.dimensions: list[dict[str, Any]] = self.kernel["dimensions"]
         choices = {d["name"]: d.get("choices", ()) for d in self.dimensions}
@@ -105,8 +115,6 @@ class Package:
         fixed = {v.target: v.fixed for v in self.variants}
         self.fixed = {p: tuple(d["name"] in fixed.get(p, ()) for d in self.dimensions) for p in ("cpu", "cuda")}
         """Which dimensions are compiled in, by target."""
-        self.unasked: frozenset[str] = frozenset()
-        """Outputs, by their options, that a variant may give where a call asks for none: the frontend throws them away."""
 
     def tuned(self, place: str, dtype: str, sizes: dict[str, int]) -> bool:
         """Whether some variant is for a device of that type, the dtype and these sizes: without looking at this machine,
@@ -295,7 +303,8 @@ def options_in_words(sizes: Mapping[str, int], options: Mapping[str, Any]) -> It
     for name in (name for name in sizes if name in options):
         texts = options[name]
         if isinstance(texts, str) or (isinstance(texts, Sequence) and texts):
-            yield f"{name}={texts if isinstance(texts, str) else texts[sizes[name]]}"
+            text = texts if isinstance(texts, str) else texts[sizes[name]]
+            yield from [f"{name}={text}"] if text != "same" else []
         elif sizes[name]:
             yield name
 

@@ -415,19 +415,35 @@ class Bound:
         for p in self.function.parameters.values():
             if p.name in self.kernel.options and p.type != "Tensor":
                 found.setdefault(p.name, p.name)
-        for a in self.kernel.arguments:
-            if a.kind == "input" and a.dtype in self.kernel.choices and (name := self.function.tensors.get(a.name)):
-                text, default = f"{name}.dtype", self.kernel.options[a.dtype]
-                is_optional = self.function.parameters[name].optional
-                found.setdefault(a.dtype, f"torch.{default} if {name} is None else {text}" if is_optional else text)
+        for dtype in self.kernel.choices:
+            if taking := self._taking(dtype):
+                text = self._named(self.kernel.options[dtype])
+                for name in reversed(taking):
+                    optional = self.function.parameters[name].optional
+                    text = f"{name}.dtype if {name} is not None else {text}" if optional else f"{name}.dtype"
+                found.setdefault(dtype, text)
         return found
+
+    def _taking(self, dtype: str) -> tuple[str, ...]:
+        """Arguments whose dtype an option chooses, in the order of the kernel's inputs."""
+        inputs = (a.name for a in self.kernel.arguments if a.kind == "input" and a.dtype == dtype)
+        return tuple(self.function.tensors[name] for name in inputs if name in self.function.tensors)
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether variants take tensors of several floating-point dtypes, of which PyTorch's function may take one alone."""
+        return bool(self.function.path) and any("same" in texts for texts in self.kernel.choices.values())
+
+    def _named(self, dtype: str) -> str:
+        """An expression of a dtype by its name among `Kernel.choices`."""
+        return self.problem_dtype if dtype == "same" else f"torch.{dtype}"
 
     def dtype(self, argument: Any) -> str:
         """An expression of the dtype of a tensor argument of the entry point."""
         opmath = f"torch.float64 if {self.problem_dtype} == torch.float64 else torch.float32"
         known = {**self.options, "problem": self.problem_dtype, "opmath": opmath}
         stated: str = argument.dtype
-        return f"({known.get(stated) or f'torch.{self.kernel.options.get(stated, stated)}'})"
+        return f"({known.get(stated) or self._named(self.kernel.options.get(stated, stated))})"
 
     def fits(self, *, of_tensors: bool) -> Mapping[str, str]:
         """The conditions that look at tensors, or those that do not, which cost less and are asked first."""
@@ -448,11 +464,12 @@ class Bound:
         for a in self.kernel.arguments:
             name, dtype = self.function.tensors.get(a.name, ""), self.dtype(a)
             given = f"{name} is None or " if name in optional else ""
-            if name in self.apart and name not in (*self.function.apart, *names_in(dtype)):  # an option may be its own dtype
+            own = name in names_in(dtype) and name == next(iter(self._taking(a.dtype)), name)  # the option is its dtype
+            if name in self.apart and name not in self.function.apart and not own:
                 found[f"{name} is not of the dtype that the kernel takes"] = f"{given}{name}.dtype == {dtype}"
             if a.dtype in self.kernel.choices and a.dtype in self.options:
                 texts = self.kernel.choices[a.dtype]
-                listed = "".join(f"torch.{text}, " for text in texts)
+                listed = "".join(f"{self._named(text)}, " for text in texts)
                 found[f"{a.dtype} is none of {', '.join(texts)}"] = f"{dtype} in ({listed})"
             other = alike.setdefault(a.shape, name) if a.kind == "input" and name not in optional else name
             form, sizes = self.results.get(a.name, name if a.shape else ""), [*map(self.size, a.shape)]
@@ -509,7 +526,7 @@ class Bound:
         if text := self.sizes.get(name) or self.options.get(name):
             if not any(a.dtype == name for a in self.kernel.arguments):
                 return text
-            places = (f"{place} if ({text}) == torch.{dtype} else " for place, dtype in enumerate(choices))
+            places = (f"{place} if ({text}) == {self._named(dtype)} else " for place, dtype in enumerate(choices))
             return "".join(places) + "0"
         if name in function.tensors:
             return f"{function.tensors[name]} is not None"

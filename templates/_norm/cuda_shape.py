@@ -9,6 +9,8 @@ from typing import Any
 from evo.problem.kernel import DTYPE_BYTES, LaunchPlan, Workload
 from evo.problem.space import Value
 
+from .weights import element_bytes as weight_bytes
+
 __all__ = ["INACTIVE", "Shape", "plan", "power_dividing", "shape_of"]
 
 INACTIVE: dict[str, Value] = {
@@ -30,6 +32,7 @@ class Shape:
 
     element_bytes: int
     lanes: int
+    weight_packet_bytes: int
     edges: bool
     packets: int
     iterations: int
@@ -46,9 +49,10 @@ def power_dividing(columns: int, at_most: int) -> int:
     return power
 
 
-def shape_of(point: Mapping[str, Value], dtype: str, columns: int) -> Shape:
+def shape_of(point: Mapping[str, Value], workload: Workload) -> Shape:
     p: dict[str, Any] = {**INACTIVE, **point}
-    element_bytes = DTYPE_BYTES[dtype]
+    element_bytes, columns = DTYPE_BYTES[workload.dtype], workload.dim("cols")
+    wider = weight_bytes(workload) // element_bytes
     lanes = max(1, p["vector_bytes"] // element_bytes)
     edges = columns % lanes != 0
     shift = lanes - power_dividing(columns, lanes) if edges else 0
@@ -61,7 +65,7 @@ def shape_of(point: Mapping[str, Value], dtype: str, columns: int) -> Shape:
         stages = p["stages"] if staged else 1
         smem += p["rows_per_block"] * stages * iterations * p["threads_per_row"] * slot_bytes
     if p["affine_load"] == "shared":
-        smem += vectors * packets * slot_bytes
+        smem += vectors * packets * max(4, wider * p["vector_bytes"])
     packed = iterations * max(1, p["vector_bytes"] // 4)
     registers = 24 + (2 * lanes if p["statistics"] == "welford" else 0)
     if p["row_store"] in ("registers", "registers_f32"):
@@ -69,10 +73,11 @@ def shape_of(point: Mapping[str, Value], dtype: str, columns: int) -> Shape:
         if p["row_store"] == "registers_f32":
             registers += iterations * lanes - (0 if p["prefetch"] else packed)
     if p["affine_load"] in ("early", "late", "kept"):
-        registers += vectors * -(-packed // p["row_split"])
+        registers += vectors * -(-iterations * max(1, wider * p["vector_bytes"] // 4) // p["row_split"])
     return Shape(
         element_bytes=element_bytes,
         lanes=lanes,
+        weight_packet_bytes=wider * p["vector_bytes"],
         edges=edges,
         packets=packets,
         iterations=iterations,
@@ -85,7 +90,7 @@ def shape_of(point: Mapping[str, Value], dtype: str, columns: int) -> Shape:
 
 def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
     p: dict[str, Any] = {**INACTIVE, **point}
-    shape = shape_of(point, workload.dtype, workload.dim("cols"))
+    shape = shape_of(point, workload)
     return LaunchPlan(
         threads=shape.threads,
         tiles=(("rows", p["rows_per_block"]),),
@@ -93,6 +98,6 @@ def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
         blocks_per_multiprocessor=p["blocks_per_sm"] if p["grid"] == "persistent" else None,
         smem_bytes=shape.smem_bytes,
         cluster=p["cluster"],
-        alignment=p["vector_bytes"] if shape.lanes > 1 else 1,
+        alignment=min(16, shape.weight_packet_bytes) if shape.lanes > 1 else 1,  # more is moved in halves
         programmatic=p["launch"] == "programmatic",
     )

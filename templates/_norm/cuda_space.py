@@ -133,8 +133,8 @@ def _parameters(limits: Limits, statistics: tuple[Value, ...], residual: bool) -
     return tuple(found)
 
 
-def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, ...]:
-    rule = Derivation(lambda point: shape_of(point, dtype, columns), INACTIVE).constraint
+def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
+    rule, columns = Derivation(lambda point: shape_of(point, workload), INACTIVE).constraint, workload.dim("cols")
 
     threads_per_sm = limits.threads_per_multiprocessor
     smem_per_sm = limits.smem_bytes_per_multiprocessor
@@ -286,13 +286,13 @@ def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, 
 _DEFAULT_THREADS = (64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
 
 
-def _default(dtype: str, columns: int) -> Point:
+def _default(workload: Workload) -> Point:
     """A good point, legal on every architecture for every number of columns: the row in registers while it fits.
 
     Found by sweeps on an H200: about 32 elements a thread for 16-bit dtypes and 8 for float32, in the number of
     warps that leaves the fewest lanes idle, read in the widest vectors that divide the row.
     """
-    element_bytes = DTYPE_BYTES[dtype]
+    element_bytes, columns = DTYPE_BYTES[workload.dtype], workload.dim("cols")
     half = element_bytes == 2
     whole_bytes = power_dividing(columns, 16 // element_bytes) * element_bytes
     vector = min(whole_bytes, 8) if half and columns * element_bytes >= 4096 else whole_bytes
@@ -318,14 +318,14 @@ def _default(dtype: str, columns: int) -> Point:
         "affine_hint": "nc",
         "min_blocks": 0,
     }
-    shape = shape_of(point, dtype, columns)
+    shape = shape_of(point, workload)
     if shape.iterations * max(1, vector // 4) > 16 or shape.threads > 192:
         point["affine_load"] = "late"
     if shape.edges:
         point["statistics"] = "two_pass"
     if shape.edges or shape.threads > 256:
         point["affine_load"] = "stream"
-    shape = shape_of(point, dtype, columns)
+    shape = shape_of(point, workload)
     if shape.iterations > 16 or shape.registers + 12 > 65536 // shape.threads:
         return point | {
             "row_store": "reread",
@@ -349,15 +349,15 @@ def _default_threads(packets: int, vectors_a_thread: float) -> int:
 
 
 def space(workload: Workload, limits: Limits) -> Space:
-    columns, options = workload.dim("cols"), dict(workload.options)
+    options = dict(workload.options)
     statistics = _CENTRED if "bias" in options else ("squares",)
-    default = _default(workload.dtype, columns)
+    default = _default(workload)
     if default["statistics"] not in statistics:
         default["statistics"] = statistics[0]
     if limits.capability >= _ARCH_HAS_CLUSTERS:
         default |= {"cluster": 1, "launch": "plain"}
     return Space(
         parameters=_parameters(limits, statistics, residual=bool(options.get("residual", True))),
-        constraints=_constraints(workload.dtype, columns, limits),
+        constraints=_constraints(workload, limits),
         default=default,
     )

@@ -2,16 +2,17 @@
 
 Per row, y = (x - mean) * rstd * weight + bias, with rstd = 1 / sqrt(mean of (x - mean)^2 + eps). RMSNorm: mean = 0, no bias.
 
-Layout: x, residual, y and sum are rows x cols, contiguous, of one dtype with weight and bias (cols each, both optional);
-statistics are float64 for that dtype, else float32. Options, off at first: residual, a tensor that is added to x, whose
-sum, rounded to the dtype, takes the place of x; sum, that sum as a second output; mean and rstd [rows], for a backward.
-Kernels that are `added` always have both of the former, which are no options of theirs.
+Layout: x, residual, y and sum are rows x cols, contiguous, of one dtype with weight and bias (cols each, both optional),
+which with weight_dtype=float32 are float32 beside 16 bits; statistics are float64 for that dtype, else float32. Options, off
+at first: residual, a tensor that is added to x, whose sum, rounded to the dtype, takes the place of x; sum, that sum as a
+second output; mean and rstd [rows], for a backward. Kernels that are `added` always have both of the former, which are no
+options of theirs.
 The CUDA template is specialised for the number of columns and these options, the CPU template for the options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from evo.problem.kernel import (
 from evo.problem.space import Space, Value
 
 from . import cpu_space, cuda_shape, cuda_space
+from .weights import CHOICES, fault, is_mixed, just_below_half_a_step
 
 if TYPE_CHECKING:
     import torch
@@ -46,21 +48,30 @@ def norm(name: str, title: str, *, centred: bool, added: bool = False) -> Kernel
         import torch
 
         given = [inputs[n] for n in vectors]
-        eps = float(workload.option("eps"))
-        return getattr(torch.nn.functional, function)(_normalised(inputs, workload), (workload.dim("cols"),), *given, eps)
+        eps, x = float(workload.option("eps")), _normalised(inputs, workload)
+        if is_mixed(workload):  # PyTorch refuses some of these; then a copy in float32 is what there is
+            x = x.float()
+        y = getattr(torch.nn.functional, function)(x, (workload.dim("cols"),), *given, eps)
+        return y.to(getattr(torch, workload.dtype))
 
     derived = Kernel(
         name=name,
         title=title,
         dimensions=(Dimension(name="rows", low=0, high=2**31 - 1, batch=True), Dimension(name="cols", low=1, high=65_536)),
         dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32", "bfloat16", "float64")},
-        options={**dict.fromkeys(vectors, True), **dict.fromkeys(extras, False), "eps": 1e-5 if centred else 1e-6},
+        options={
+            **dict.fromkeys(vectors, True),
+            **dict.fromkeys(extras, False),
+            "eps": 1e-5 if centred else 1e-6,
+            "weight_dtype": "same",
+        },
+        choices=CHOICES,
         option_min={"eps": 0.0},
-        compile_time_dims={"cuda": ("cols", *extras), "cpu": extras},
+        compile_time_dims={"cuda": ("cols", *extras, *CHOICES), "cpu": (*extras, *CHOICES)},
         arguments=(
             Argument(name="x", kind="input", shape=("rows", "cols")),
             Argument(name="residual", kind="input", shape=("rows", "cols"), optional=not added),
-            *(Argument(name=n, kind="input", shape=("cols",), optional=True) for n in vectors),
+            *(Argument(name=n, kind="input", dtype="weight_dtype", shape=("cols",), optional=True) for n in vectors),
             Argument(name="y", kind="output", shape=("rows", "cols")),
             Argument(name="sum", kind="output", shape=("rows", "cols"), optional=not added),
             *(Argument(name=n, kind="output", dtype="opmath", shape=("rows",), optional=True) for n in saved),
@@ -78,10 +89,18 @@ def norm(name: str, title: str, *, centred: bool, added: bool = False) -> Kernel
         plan=_plan,
         inactive={"cuda": cuda_shape.INACTIVE, "cpu": cpu_space.INACTIVE},
         compile_flags=_compile_flags,
-        validate=lambda w: "" if added or not w.option("sum") or w.option("residual") else "sum needs residual",
+        validate=lambda w: fault(w) or ("" if added or not w.option("sum") or w.option("residual") else _NO_RESIDUAL),
         replaces="" if added else f"torch.nn.functional.{function}",
     )
-    return replace(derived, cases=lambda target, workload: [*derived.cases(target, workload), *_cases(target, workload)])
+
+    def inputs(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
+        made = derived.inputs(workload, data, generator)
+        return {**made, **{n: just_below_half_a_step(made[n], workload) for n in vectors}}
+
+    def cases(target: str, workload: Workload) -> list[Case]:
+        return [*derived.cases(target, workload), *_cases(target, workload, vectors)]
+
+    return replace(derived, inputs=inputs, cases=cases)
 
 
 def _normalised(inputs: Tensors, workload: Workload) -> torch.Tensor:
@@ -103,6 +122,7 @@ def _reference(inputs: Tensors, workload: Workload, centred: bool) -> dict[str, 
     return {"y": y, "sum": x, "rstd": rstd[:, 0], "mean": mean.where(~rstd.isnan(), rstd)[:, 0]}
 
 
+_NO_RESIDUAL = "sum needs residual"
 _EPS_OF_SUMS = 32
 """Of the sums' dtype, in a mean over the mean size of its terms; twice that is allowed. A thread adds 64 elements of
 float32, and more of 16 bits, one after another before it reduces, and roundings beside an outlier are all half of an eps of
@@ -125,14 +145,21 @@ def _tolerance(workload: Workload, output: str) -> Tolerance | None:
     return Tolerance(atol=0.0, rtol=eps / 4) if output == "rstd" and eps else None
 
 
-def _cases(target: str, workload: Workload) -> list[Case]:
-    """Further ones: rows that are lost where denormal numbers are zero; rows of several blocks."""
-    cols, eps = workload.dim("cols"), workload.option("eps")
-    further = [("denormal", 3, cols, 1e-12), *([("needle", 3, 4097, eps)] if target == "cpu" else [])]
+def _cases(target: str, workload: Workload, vectors: Sequence[str]) -> list[Case]:
+    """Further ones: rows that are lost where denormal numbers are zero; rows of several blocks; of a weight and a bias each
+    by itself, where they have digits more than the result, so many that a loss of these shows."""
+    cols = workload.dim("cols")
+    further: list[tuple[str, int, int, dict[str, Value]]] = [("denormal", 3, cols, {"eps": 1e-12})]
+    if target == "cpu":
+        further.append(("needle", 3, 4097, {}))
+    if is_mixed(workload):
+        others = ({v: v == n for v in vectors} for n in vectors)
+        further += [("normal", max(67, 8192 // cols), cols, other) for other in others]
     found = []
-    for data, rows, cols, eps in further:
-        problem = Workload.of({"rows": rows, "cols": cols}, workload.dtype, {**dict(workload.options), "eps": eps})
-        found.append(Case(f"{data} {rows}x{cols} eps={eps}", problem, data))
+    for data, rows, cols, changed in further:
+        problem = Workload.of({"rows": rows, "cols": cols}, workload.dtype, {**dict(workload.options), **changed})
+        told = " ".join(f"{n}={v}" for n, v in ({"eps": workload.option("eps")} | changed).items())
+        found.append(Case(f"{data} {rows}x{cols} {told}", problem, data))
     return found
 
 

@@ -1,5 +1,8 @@
 """The calls of the backward operators of the norms that a variant may serve."""
 
+ALIKE = {"weight and bias have different dtypes": "weight is None or bias is None or weight.dtype == bias.dtype"}
+"""The condition for functions that have both."""
+
 
 def fits(
     *statistics: str, input: str = "input", shape: str = "normalized_shape", mask: str = "output_mask", weight: int = 1

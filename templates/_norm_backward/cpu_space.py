@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from evo.problem.kernel import LaunchPlan, Limits, Workload
-from evo.problem.space import Categorical, Constraint, Ordinal, Space
+from evo.problem.space import Categorical, Constraint, Ordinal, Parameter, Space, Value
 
-__all__ = ["plan", "space"]
+__all__ = ["INACTIVE", "plan", "space"]
+
+INACTIVE: dict[str, Value] = {"stores": "normal"}
 
 
 def plan(finish: str) -> tuple[LaunchPlan, ...]:
@@ -15,6 +17,15 @@ def plan(finish: str) -> tuple[LaunchPlan, ...]:
 
 def space(workload: Workload, limits: Limits) -> Space:
     cores = limits.multiprocessors
+    stores: tuple[Parameter, ...] = (
+        Categorical(
+            name="stores",
+            values=("normal", "non_temporal"),
+            structural=True,
+            why="writing dx past the cache saves reading it first",
+        ),
+    )
+    stores = stores if workload.dtype != "bfloat16" else ()  # of which a vector may be shorter than such a store
     return Space(
         parameters=(
             Ordinal(
@@ -25,12 +36,7 @@ def space(workload: Workload, limits: Limits) -> Space:
             Ordinal(name="simd_bits", values=(128, 256, 512), why="wide registers, where they do not lower the clock"),
             Ordinal(name="rows_in_flight", values=(1, 2, 4), why="rows that share a visit to the sums and weights"),
             Ordinal(name="unroll", values=(1, 2, 4), why="independent sums within a row hide the latency of additions"),
-            Categorical(
-                name="stores",
-                values=("normal", "non_temporal"),
-                structural=True,
-                why="writing dx past the cache saves reading it first",
-            ),
+            *stores,
             Categorical(
                 name="second_pass",
                 values=("recompute", "factored"),
@@ -50,7 +56,7 @@ def space(workload: Workload, limits: Limits) -> Space:
             "simd_bits": 256,
             "rows_in_flight": 1,
             "unroll": 2,
-            "stores": "normal",
+            **{p.name: "normal" for p in stores},
             "second_pass": "recompute",
         },
     )

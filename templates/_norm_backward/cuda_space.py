@@ -10,6 +10,8 @@ from typing import Any
 from evo.problem.kernel import DTYPE_BYTES, LaunchPlan, Limits, Workload
 from evo.problem.space import Categorical, Constraint, Derivation, Ordinal, Parameter, Point, Space, Value, When
 
+from .._norm.weights import element_bytes as weight_bytes
+
 __all__ = ["INACTIVE", "plan", "space", "sums"]
 
 INACTIVE: dict[str, Value] = {
@@ -25,6 +27,7 @@ _THREADS = (32, 64, 128, 192, 256, 384, 512, 768, 1024)
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
     packets: int
+    weight_packet_bytes: int
     iterations: int
     threads: int
     whole: bool
@@ -46,7 +49,7 @@ def plan(point: Mapping[str, Value], workload: Workload, finish: str) -> tuple[L
         tiles=(("rows", p["rows_per_block"]),),
         blocks=p["blocks"],
         smem_bytes=shape.smem_bytes,
-        alignment=p["vector_bytes"] if p["vector_bytes"] > DTYPE_BYTES[workload.dtype] else 1,
+        alignment=min(16, shape.weight_packet_bytes) if p["vector_bytes"] > DTYPE_BYTES[workload.dtype] else 1,
         programmatic=p["launch"] == "all",
     )
     if p["finish"] != "launch":
@@ -68,14 +71,16 @@ def _shape(point: Mapping[str, Value], workload: Workload) -> _Shape:
     packets = -(-cols // lanes)
     iterations = -(-packets // p["threads_per_row"])
     packed = iterations * max(1, p["vector_bytes"] // 4)
+    weight_packet_bytes = p["vector_bytes"] * weight_bytes(workload) // element_bytes
     shared_sums = p["sums_store"] == "shared"
     registers = 26 + (8 if shared_sums else sums(workload) * iterations * lanes)
     if p["row_store"] == "registers":
         registers += packed * (4 if p["prefetch"] else 2) + (packed if options["dresidual"] else 0)
     if p["weight_load"] == "kept":
-        registers += packed
+        registers += iterations * max(1, weight_packet_bytes // 4)
     return _Shape(
         packets=packets,
+        weight_packet_bytes=weight_packet_bytes,
         iterations=iterations,
         threads=p["threads_per_row"] * p["rows_per_block"],
         whole=p["vector_bytes"] >= element_bytes and cols % lanes == 0,

@@ -7,10 +7,12 @@ import torch
 
 from evo.problem.function import Function
 
+from ._norm.added import normalised
+
 
 def add_layer_norm(x: Any, residual: Any, weight: Any = None, bias: Any = None, eps: float = 1e-05) -> Any:
     total = x + residual
-    return torch.nn.functional.layer_norm(total, total.shape[-1:], weight, bias, eps), total
+    return normalised(torch.nn.functional.layer_norm, total, weight, bias, eps=eps), total
 
 
 FUNCTION = Function(

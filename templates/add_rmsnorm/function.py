@@ -7,10 +7,12 @@ import torch
 
 from evo.problem.function import Function
 
+from ._norm.added import normalised
+
 
 def add_rms_norm(x: Any, residual: Any, weight: Any = None, eps: float = 1e-06) -> Any:
     total = x + residual
-    return torch.nn.functional.rms_norm(total, total.shape[-1:], weight, eps), total
+    return normalised(torch.nn.functional.rms_norm, total, weight, eps=eps), total
 
 
 FUNCTION = Function(

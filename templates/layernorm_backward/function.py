@@ -3,7 +3,7 @@ them."""
 
 from evo.problem.function import Function
 
-from ._norm_backward.conditions import fits
+from ._norm_backward.conditions import ALIKE, fits
 from ._norm_backward.originals import of_layer_norm
 
 FUNCTION = Function(
@@ -13,11 +13,15 @@ FUNCTION = Function(
     ),
     original=of_layer_norm,
     tensors={"dy": "grad_out", "x": "input", "weight": "weight", "mean": "mean", "rstd": "rstd"},
-    apart=("mean", "rstd"),
+    apart=("mean", "rstd", "bias"),
     results={"dx": "input", "dweight": "normalized_shape", "dbias": "normalized_shape"},
     sizes={"rows": "input.numel() // prod(normalized_shape)", "cols": "prod(normalized_shape)"},
-    options={"dweight": "output_mask[1]", "dbias": "output_mask[2]"},
-    fits=fits("mean", "rstd"),
+    options={
+        "dweight": "output_mask[1]",
+        "dbias": "output_mask[2]",
+        "weight_dtype": "weight.dtype if weight is not None else bias.dtype if bias is not None else input.dtype",
+    },
+    fits={**fits("mean", "rstd"), **ALIKE},
     call={"normalized_shape": "(cols,)", "bias": "None", "output_mask": "(True, dweight, dbias)"},
     passes={"bias": "bias"},
 )

@@ -1,10 +1,23 @@
 """RMSNorm as PyTorch code calls it: over the last dimensions, with all axes before them gathered into rows."""
 
+import warnings
+
+import torch
+
 from evo.problem.function import Function
 
 # The epsilon of the dtype in which PyTorch computes. Before 2.7 it was that of the input's, and such calls are PyTorch's.
 _DEFAULT_EPS = "2.220446049250313e-16 if input.dtype == torch.float64 else 1.1920928955078125e-07 if since(2, 7) else 0.0"
 _EPS = f"(eps if eps is not None else {_DEFAULT_EPS})"
+
+
+def _keeps_the_dtype() -> bool:
+    """Whether PyTorch's result has the dtype of the input where the weight is in float32. Older releases gave float32."""
+    x = torch.ones(1, dtype=torch.bfloat16, device="meta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says once that such calls are slow
+        return torch.nn.functional.rms_norm(x, (1,), x.float()).dtype == x.dtype
+
 
 FUNCTION = Function(
     signature="rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor",
@@ -21,6 +34,7 @@ FUNCTION = Function(
         "weight is not contiguous and of normalized_shape": (
             "weight is None or weight.shape == normalized_shape and weight.is_contiguous()"
         ),
+        **({} if _keeps_the_dtype() else {"weight has another dtype": "weight is None or weight.dtype == input.dtype"}),
         # With less, a row of zeros is noise, and PyTorch's own noise is what is expected.
         "eps is not a float from 1e-12 to 1e+06": f"1e-12 <= {_EPS} <= 1e6",
         # No layout of one of these kinds has another order of these two; of others, few have.

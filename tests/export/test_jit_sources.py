@@ -59,7 +59,7 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sources(module: ModuleType, dtype: str, cols: int, rows: int = 64) -> list[Any]:
-    off = dict.fromkeys(("residual", "sum", "mean", "rstd"), 0)
+    off = dict.fromkeys(("residual", "sum", "mean", "rstd", "weight_dtype"), 0)
     return module.frontend.DISPATCH._jit.fallbacks(0, dtype, {"rows": rows, "cols": cols, **off})
 
 

@@ -81,7 +81,8 @@ def test_the_manifest_tells_where_everything_comes_from(tmp_path: Path) -> None:
     assert variant["record"] == record
     assert variant["timing"] == {n: own[n] for n in FIGURES} | {"torch_us": 2.0, "disturbed": False}
     assert variant["genome"] == request.items[0].genome.parameters
-    assert variant["workload"]["dims"] == {"rows": 8, "cols": 32} | dict.fromkeys(("residual", "sum", "mean", "rstd"), 0)
+    off = dict.fromkeys(("residual", "sum", "mean", "rstd", "weight_dtype"), 0)
+    assert variant["workload"]["dims"] == {"rows": 8, "cols": 32} | off
     assert variant["same_code_as_measured"] is False
     assert set(manifest["files"]) | {"manifest.json"} == set(listing(tmp_path / "one"))
     for name, digest in manifest["files"].items():

@@ -32,7 +32,7 @@ def test_new_sizes_are_arithmetic_and_no_table_grows_with_them(
         torch.testing.assert_close(native.layer_norm(x, (96,)), functional.layer_norm(x, (96,)))
     assert len(dispatch) <= len(dispatch.variants())  # each variant was asked for once
     for count in range(1, 100):
-        assert not isinstance(dispatch[-1, torch.float32, count, 96, 0, 0, 0, 0], str)
+        assert not isinstance(dispatch[-1, torch.float32, count, 96, 0, 0, 0, 0, 0], str)
     assert [key[2] for key in dispatch] == list(range(50, 100))  # the oldest went, one by one
     for count in range(1, 100):
         assert native.explain(rows(1, 96, dtype=torch.float64), (96,)).startswith("PyTorch: nothing was tuned for float64")

@@ -126,7 +126,7 @@ def test_on_a_gpu_the_figures_of_such_a_gpu_count(
     request = request_for("cuda", "sm_90", out, "rows=64,cols=1024,dtype=float16")
     EXPORTER.export(replace(request, builds=("sm_90", "sm_89")))
     edit_manifest(out, timed(SLOWER, device="such a GPU"))
-    dispatch, key = use(out).frontend.DISPATCH, (0, torch.float16, 64, 1024, 0, 0, 0, 0)
+    dispatch, key = use(out).frontend.DISPATCH, (0, torch.float16, 64, 1024, 0, 0, 0, 0, 0)
     for capability, name in (((9, 0), "such a GPU"), ((9, 0), "another"), ((8, 9), "another"), ((8, 6), "another")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=0, found=capability: found)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=0, found=name: found)
