@@ -8,6 +8,7 @@ from typing import Any
 
 from evo.export import ExportRequest, find_exporter
 from evo.export._earlier import beside, requests_from
+from evo.problem.loading import load_kernel
 from tests.export.exports import manifest_of, request_for
 
 KERNELS = Path(__file__).parent.parent.parent / "kernels"
@@ -16,9 +17,12 @@ WHAT_IS_TOLD = ("candidate", "genome", "source_digest", "timing", "launch", "rec
 
 
 def _told(folder: Path, arch: str) -> dict[str, Any]:
-    variants = (v for v in manifest_of(folder)["variants"] if v["arch"] == arch)
+    """By the workload, as the kernel writes it by now: it may have got options."""
+    manifest = manifest_of(folder)
+    kernel = load_kernel(manifest["kernel"]["name"])
+    variants = (v for v in manifest["variants"] if v["arch"] == arch)
     return {
-        p["workload"]["key"]: ({n: v.get(n) for n in WHAT_IS_TOLD}, p["candidate"], p["timing"])
+        kernel.workload("cuda", p["workload"]["key"]).key: ({n: v.get(n) for n in WHAT_IS_TOLD}, p["candidate"], p["timing"])
         for v in variants
         for p in (v, *v["points"])
     }
