@@ -104,7 +104,10 @@ def test_every_way_to_write_a_call_takes_the_nearest_variant(module: ModuleType)
 LEFT: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
     ("nothing was tuned for float64 on this device", lambda: (torch.randn(4, 96).double(), (96,), None, None, 1e-5)),
     ("nothing was tuned for float16 on this device", lambda: (torch.randn(4, 96, dtype=torch.float16), (96,))),
-    ("different dtypes", lambda: (torch.randn(4, 96).bfloat16(), (96,), torch.randn(96), torch.randn(96))),
+    (
+        "nothing was tuned for weight_dtype=float32",
+        lambda: (torch.randn(4, 96).bfloat16(), (96,), torch.randn(96), torch.randn(96)),
+    ),
     ("weight is not contiguous", lambda: (torch.randn(4, 96), (96,), torch.randn(192)[::2])),
     ("cols=70000 is not within", lambda: (torch.randn(1, 70_000), (70_000,))),
     ("holds no memory", lambda: (torch.randn(0, 96), (96,))),
