@@ -119,10 +119,7 @@ def attention_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[
             sizes |= {"causal": 0, "attn_mask": 1, "additive": masks.randrange(2)}
         read = sizes["batch"] * sizes["head_dim"] * 2 * (2 * sizes["heads"] * q_len + 2 * kv_heads * kv_len)
         read += 2 * math.prod(shape_of_mask(sizes, axes)) if axes else 0
-        if (
-            read <= MOST_BYTES
-            and 4 * sizes["batch"] * sizes["heads"] * q_len * kv_len * sizes["head_dim"] <= MOST_FLOPS
-        ):
+        if read <= MOST_BYTES and 4 * sizes["batch"] * sizes["heads"] * q_len * kv_len * sizes["head_dim"] <= MOST_FLOPS:
             number -= 1
             yield sizes, dtype, axes
 
@@ -163,9 +160,7 @@ def neighbour(sizes: dict[str, int], draw: random.Random) -> dict[str, int]:
     near = dict(sizes)
     for name in (n for n in sizes if n in ("rows", "batch", "q_len", "kv_len")):
         others = (round(sizes[name] * draw.uniform(0.85, 1.18)) for _ in range(9))
-        near[name] = next(
-            (n for n in others if n and bucket_of({name: n}) == bucket_of({name: sizes[name]})), sizes[name]
-        )
+        near[name] = next((n for n in others if n and bucket_of({name: n}) == bucket_of({name: sizes[name]})), sizes[name])
     return near | {"q_len": near["kv_len"]} if sizes.get("causal") else near
 
 
@@ -176,13 +171,7 @@ DRAWS = {
 
 
 def problem(
-    package: Package,
-    sizes: dict[str, int],
-    dtype: torch.dtype,
-    axes: str,
-    place: torch.device,
-    rounds: int,
-    *,
+    package: Package, sizes: dict[str, int], dtype: torch.dtype, axes: str, place: torch.device, rounds: int, *,
     neighbour: bool = False,
 ) -> dict[str, Any]:
     frontend = package.frontend
@@ -200,9 +189,7 @@ def problem(
         errors = errors_of(args, own, frontend.ORIGINAL(*args), frontend.exact)
         way = frontend.explain(*args)
         original = partial(frontend.ORIGINAL, *args)
-        us = gpu_times(
-            {"own": partial(frontend.SUBJECT, *args), "PyTorch": original, "PyTorch again": original}, rounds
-        )
+        us = gpu_times({"own": partial(frontend.SUBJECT, *args), "PyTorch": original, "PyTorch again": original}, rounds)
         if package.function == "scaled_dot_product_attention":
             with sdpa_kernel(ADA), suppress(torch.OutOfMemoryError):  # PyTorch may have to hold all scores
                 us |= gpu_times({"without cuDNN": original}, rounds)

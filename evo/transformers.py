@@ -19,13 +19,11 @@ from copy import deepcopy
 from functools import cache
 from importlib import import_module
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 import evo.ready
 from evo.runtime import Patch
-from evo.runtime.frontend import current_stream
 
 ATTENTION = "evo"
 """What Transformers calls the attention (`attn_implementation`)."""
@@ -54,9 +52,10 @@ _SDPA = "torch.nn.functional.scaled_dot_product_attention"
 
 
 def patch(model: torch.nn.Module) -> Patch:
-    """Has a model use them until `undo` of what is returned, whose text tells what was replaced and what was not, and why.
-    Other models of the process stay as they are. Copies and pickles of a patched model are patched for good. Hooks of a norm
-    that has got an addition are given both terms and both results."""
+    """Has a model use evo's functions until `undo` of what is returned, whose text tells what was replaced and what was not,
+    and why. Other models of the process stay as they are, but for the attention of those with the same configuration object.
+    Copies and pickles of a patched model are patched for good. Hooks of a norm that has got an addition are given both terms
+    and both results."""
     done, modules = Patch(), [*model.modules()]
     for module in modules:
         cls: Any = type(module)
@@ -84,7 +83,7 @@ def _offered(name: str) -> Any:
 
 
 class _Made(torch.nn.Module):
-    """Of a class that is made here: a pickle has what that is made of."""
+    """A module whose class was made here: its pickle holds what the class is made from."""
 
     _of: tuple[Any, ...]
 
@@ -101,7 +100,7 @@ def _remade(make: Callable[..., type], *of: Any) -> Any:
 
 
 def _derived(forward: Callable[..., Any], make: Callable[..., Any], parent: type, *of: Any) -> type:
-    """Under the parent's name, since rules for sharding go by names."""
+    """A class with this forward, under its parent's name, since rules for sharding go by names."""
     body = {"forward": forward, "_of": (make, parent, *of), "__module__": __name__, "__doc__": parent.__doc__}
     return type(parent.__name__, (_Made, parent), body)
 
@@ -115,7 +114,7 @@ def _rms_norm(parent: type) -> type | None:
     eps, centred, promotes = found
 
     def forward(self: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-        weight = _plus_one(self) if centred else self.weight
+        weight = self.weight.float() + 1.0 if centred else self.weight
         if residual is None:
             y, total = rms_norm(x, weight.shape, weight, getattr(self, eps)), x
         else:
@@ -138,31 +137,6 @@ def _layer_norm(parent: type) -> type:
         return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
     return _derived(forward, _layer_norm, parent)
-
-
-_plus_ones: WeakKeyDictionary[torch.nn.Module, tuple[Any, torch.Tensor]] = WeakKeyDictionary()
-
-
-def _plus_one(module: Any) -> torch.Tensor:
-    """1 + weight, float32. Kept while no gradients are recorded, the weight is the same and nothing has written to it: which
-    a write to `weight.data` hides, until gradients are recorded again or the module's mode is set."""
-    weight: torch.Tensor = module.weight
-    if torch.compiler.is_compiling():
-        return weight.float() + 1.0
-    recorded = torch.is_grad_enabled() and weight.requires_grad
-    # A graph would replay what was kept at its capture, and another stream might read what is not written yet.
-    stream = current_stream(weight)
-    keeps = stream is not None and not (recorded or weight.is_inference()) and type(weight) is torch.nn.Parameter
-    if not keeps:
-        _plus_ones.pop(module, None)
-        return weight.float() + 1.0
-    of_sum = (torch.is_inference_mode_enabled(), module.training, stream)
-    key = (weight.data_ptr(), weight._version, weight.dtype, weight.device, *of_sum)
-    kept = _plus_ones.get(module)
-    if kept is None or kept[0] != key:
-        kept = _plus_ones[module] = (key, weight.float() + 1.0)
-    found: torch.Tensor = kept[1]
-    return found
 
 
 # -- additions before norms -------------------------------------------------------------------------------------------------
@@ -419,7 +393,7 @@ def _run(tree: ast.FunctionDef, function: Any, **more: Any) -> Any:
 
 @cache
 def _form(cls: Any) -> tuple[str, bool, bool] | None:
-    """Of an RMS norm, the attribute that is its eps, and what _FORMS has."""
+    """The attribute that is an RMS norm's eps, and what _FORMS has; None for another class."""
     try:
         text = "\n".join(_body(getattr(cls, name)) for name in ("forward", "_norm") if hasattr(cls, name))
     except _Unread:

@@ -4,6 +4,7 @@ import json as json_format
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -56,29 +57,31 @@ def export(
         check_replaceable(out, exporter.name)
     chosen: list[CandidateRecord] = []
     remarks, written = list[str](), list[Path]()
-    with Store.open(db, write=False) as store:
-        if exporter.holds == "run" and out is not None:
+    packages = {name: folder for name in what if (folder := folder_of(name)) is not None}
+    needed = Store.open(db, write=False) if packages.keys() < {*what} or exporter.holds == "run" else nullcontext()
+    with needed as store:
+        if store is not None and exporter.holds == "run" and out is not None:
             if arch or tuned:
                 left = "--arch" if arch else "--tuned"
                 raise UsageError(f"--format {exporter.name} holds a run as it was: leave out {left}")
             written = export_all_candidates(store, what, exporter, out)
+            names = [f"run {what[0]}"]
         else:
-            earlier = list[ExportRequest]()
             for name in dict.fromkeys(what):
-                if (folder := folder_of(name)) is not None:
-                    earlier += requests_from(folder, out or Path())
-                else:
+                if store is not None and name not in packages:
                     chosen += choose_winners(store, name, db, notice, refused=refused)
             trusted(trust, *(c.kernel for c in chosen))
-            for said in filter(None, [_unconfirmed(store, c, db) for c in chosen]):
-                notice(said)
-            parts = beside(requests_of(store, chosen, out or Path()), earlier)
+            parts = list[ExportRequest]()
+            if store is not None:
+                for said in filter(None, [_unconfirmed(store, c, db) for c in chosen]):
+                    notice(said)
+                parts = requests_of(store, chosen, out or Path())
+            parts = beside(parts, [r for folder in packages.values() for r in requests_from(folder, out or Path(), parts)])
             if out is not None:
                 written, remarks = export_winners(parts, exporter, arch or ())
             if tuned is not None:
                 write_tuned(tuned, parts)
-    names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen]
-    names = names or [what[0] if folder_of(what[0]) else f"run {what[0]}"]
+            names = [short_workload(c.workload, c.kernel, c.kernel_digest) for c in chosen] or [*packages]
     workloads = ", ".join(names) if len(names) <= SHOWN else f"{len(names)} workloads"
     if json:
         print_json([str(p) for p in (*written, *([tuned] if tuned else []))])

@@ -17,23 +17,26 @@ from evo.runtime.package import BACKWARD
 
 
 def folder_of(name: str) -> Path | None:
-    """The folder of an export that is named by its path or as evo.ready.NAME; None where the name is no export's."""
-    folder = packages().get(name, Path(name))
-    return folder if (folder / MANIFEST).is_file() else None
+    """The folder of an export that is named by a path with a slash, ./NAME, or as evo.ready.NAME; None where the name is no
+    export's, but perhaps a run's."""
+    folder = packages().get(name, Path(name) if "/" in name else None)
+    return folder if folder is not None and (folder / MANIFEST).is_file() else None
 
 
-def requests_from(folder: Path, out: Path) -> list[ExportRequest]:
+def requests_from(folder: Path, out: Path, others: Sequence[ExportRequest] = ()) -> list[ExportRequest]:
     """A request for each machine on which variants of an export were measured, also of its backward. Variants that were only
-    compiled for an architecture are made anew: of these, or where they are not legal there, of those. Raises UsageError for
-    an export that cannot be read."""
+    compiled for an architecture are made anew: of these, or where they are not legal there, of those. others: a kernel of
+    one's own lies where these have it. Raises UsageError for an export that cannot be read."""
     try:
         manifest = read_manifest(folder / MANIFEST)
     except ImportError as error:
         raise UsageError(str(error)) from error
     if "variants" not in manifest:
         raise UsageError(f"{folder} is an export of format {manifest.get('format')}, which holds no variants to add to")
-    kernel, found = load_kernel(manifest["kernel"]["name"]), []
-    again = {name: manifest[name] for name in ("rendered_again",) if name in manifest}
+    known = {load_kernel(part.kernel).name: part.kernel for part in others}
+    reference, found = known.get(manifest["kernel"]["name"], manifest["kernel"]["name"]), []
+    kernel = load_kernel(reference)
+    again = {"rendered_again": manifest["rendered_again"]} if "rendered_again" in manifest else {}
     elsewhere: dict[str, list[ExportItem]] = {}
     for v in manifest["variants"]:
         if v["standing"] != "measured":
@@ -46,19 +49,25 @@ def requests_from(folder: Path, out: Path) -> list[ExportRequest]:
             items = (item for v in alike for item in _items(kernel, v))
             found.append(
                 ExportRequest(
-                    kernel=kernel.name,
+                    kernel=reference,
                     digest=manifest["kernel"]["digest"],
                     target=target,
                     arch=arch,
                     items=tuple(replace(item, alternatives=elsewhere.get(item.workload.key, ())) for item in items),
                     out=out,
                     environment={**machine, **again},
+                    builds=_architectures(manifest["variants"], target),
                     few=any(v["points"] for v in alike),
                 )
             )
     if (folder / BACKWARD / MANIFEST).is_file():
-        found += requests_from(folder / BACKWARD, out)
+        found += requests_from(folder / BACKWARD, out, others)
     return found
+
+
+def _architectures(variants: Sequence[Mapping[str, Any]], target: str) -> tuple[str, ...]:
+    of_target = (v["arch"] for v in variants if v["target"] == target)
+    return tuple(dict.fromkeys(arch for arch in of_target if not compiled_when_loaded(arch)))
 
 
 def _items(kernel: Kernel, variant: Mapping[str, Any]) -> Iterator[ExportItem]:
@@ -77,8 +86,10 @@ def _items(kernel: Kernel, variant: Mapping[str, Any]) -> Iterator[ExportItem]:
 
 
 def beside(parts: Sequence[ExportRequest], earlier: Sequence[ExportRequest]) -> list[ExportRequest]:
-    """Requests, and of earlier exports what they have no winner for, which the first of these that has one gives."""
-    found = list(parts)
+    """Requests, and of earlier exports what they have no winner for, which the first of these that has one gives. All are
+    for the architectures that an earlier export holds, too."""
+    builds = {part.target: part.builds for part in reversed(earlier)}
+    found = [replace(part, builds=(*dict.fromkeys((part.arch, *builds.get(part.target, ()))),)) for part in parts]
     for part in earlier:
         known = {(other.kernel, other.target, other.arch, item.workload) for other in found for item in other.items}
         left = [i for i in part.items if (part.kernel, part.target, part.arch, i.workload) not in known]

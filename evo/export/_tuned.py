@@ -39,7 +39,7 @@ _PLACE = ("kernel", "target", "arch", "device")
 def figures_of(item: ExportItem) -> dict[str, Any]:
     """A winner's figures as a file has them: times in microseconds, the speed-up over PyTorch with its interval, and the
     noise floor of its race. No speed-up if something disturbed the race, nothing for one that was not timed."""
-    timing = timing_of(item.record)
+    timing = item.timing or timing_of(item.record)
     if timing is None:
         return {}
     noise = [t["clocks"]["noise_floor"] for t in item.record.get("baselines", ()) if "noise_floor" in t.get("clocks", ())]

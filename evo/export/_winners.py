@@ -79,9 +79,9 @@ def export_winners(
 ) -> tuple[list[Path], list[str]]:
     """Exports winners; returns the files written, and sentences on what is missing in them or was replaced.
 
-    archs: architectures to build for beside PTX; if empty, the one that each was measured on. Raises UsageError for
-    winners of several kernels that are not a forward and its backward, or of several targets or architectures where the
-    format has no place for them, and what the exporter raises.
+    archs: architectures to build for beside PTX; if empty, those of `builds`, else the one that each was measured on.
+    Raises UsageError for winners of several kernels that are not a forward and its backward, or of several targets or
+    architectures where the format has no place for them, and what the exporter raises.
     """
     check_alike(parts, several=exporter.holds == "several")
     if exporter.holds != "several":
@@ -92,8 +92,9 @@ def export_winners(
         if not any(asked_of(part.target, [arch]) for part in parts):
             raise UsageError(f"--arch {arch} is none of target {parts[0].target}, and nothing here is for another")
     built = [
-        replace(part, builds=find_target(part.target).with_intermediate(asked_of(part.target, archs) or (part.arch,)))
+        replace(part, builds=find_target(part.target).with_intermediate(asked))
         for part in parts
+        if (asked := asked_of(part.target, archs) or part.builds or (part.arch,))
     ]
     return exporter.export(*built), remarks_of(parts[0].out)
 

@@ -10,6 +10,7 @@ from evo.analysis.named import find_winners, is_of
 from evo.analysis.runs import find_alike, find_nearly_as_fast
 from evo.errors import UsageError
 from evo.export import MANIFEST, read_manifest
+from evo.export._earlier import folder_of
 from evo.job.job import Job
 from evo.job.values import parse_point
 from evo.lineage.database import EmptyError
@@ -18,7 +19,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel
 from evo.problem.space import Space
-from evo.ready import packages
 
 _MOST_STARTS = 8
 """Most points that earlier runs found: a worthless one costs an evaluation for each workload. Ten emulated searches of two
@@ -48,7 +48,7 @@ def read_starts(
     for text in texts:
         if "=" in text:
             points = [(text, _parse_start(text, spaces))]
-        elif ((folder := packages().get(text, Path(text))) / MANIFEST).is_file():
+        elif (folder := folder_of(text)) is not None:
             points = [(text, point) for point in _exported_points(folder, target)]
         else:
             points = _recorded_points(text, kernel, target, db)

@@ -176,7 +176,8 @@ def _check(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, A
                 print(f"  {verdict} [{c.path}]")
         print(f"  {_summary(found)} (seed {seed})")
         if varies is not None:
-            print(f"  in any batch: {f'REFUSED: {varies}' if varies else 'the same bits'}")
+            verdict = "REFUSED" if options.batch_invariant else "no"
+            print(f"  the same bits in any batch: {f'{verdict}: {varies}' if varies else 'yes'}")
     damaged = list(frontend.DISPATCH.package.damaged())
     for fault in damaged:
         print(f"DAMAGED  {fault}; export it again", file=sys.stderr)

@@ -318,6 +318,8 @@ class Dispatch(Table):
             try:
                 same = self._frontend.same_in_any_batch(self.batch, loaded, sizes, dtype, where)
                 self._varies[place] = "" if same else "it has other bits in another batch"
+            except torch.OutOfMemoryError:
+                raise Busy("no memory is left to try whether its results are the same in any batch") from None
             except Exception as error:  # whatever it is, the caller has a model to run
                 self._varies[place] = f"it cannot be tried: {str(error).partition(chr(10))[0]}"
         return self._varies[place]

@@ -79,13 +79,6 @@ def workspace(call: Any, like: torch.Tensor) -> list[torch.Tensor]:
     return [new(size, dtype=torch.uint8) for new, size in made]
 
 
-def current_stream(tensor: torch.Tensor) -> int | None:
-    """The stream that work on a tensor is handed to, 0 on a CPU; None while a CUDA graph captures it."""
-    if not tensor.is_cuda:
-        return 0
-    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.current_stream(tensor.device).cuda_stream
-
-
 Gradients = tuple[torch.Tensor | None, ...]
 
 

@@ -18,7 +18,7 @@ def is_mixed(workload: Workload) -> bool:
 
 
 def element_bytes(workload: Workload) -> int:
-    """Of a weight or a bias."""
+    """Bytes of an element of a weight or a bias."""
     return 4 if is_mixed(workload) else DTYPE_BYTES[workload.dtype]
 
 

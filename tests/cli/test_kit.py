@@ -11,7 +11,7 @@ import pytest
 
 from evo import ready
 from evo.cli import kit
-from evo.job import starts
+from evo.export import _earlier
 from evo.lineage.store import Store
 
 SIZES = "rows=16,cols=96,dtype=float32"
@@ -24,7 +24,7 @@ def test_a_package_is_tried_and_searched_and_the_one_file_merges_and_exports(
     words = ("--target", "cpu", "--evaluations", "1", "--finalists", "1", "--cold", "--name", "old", "--export", "shipped")
     assert here("search", "rmsnorm", "--workload", SIZES, *words).code == 0
     monkeypatch.setattr(ready, "packages", lambda: {"shipped": tmp_path / "shipped"})
-    monkeypatch.setattr(starts, "packages", ready.packages)
+    monkeypatch.setattr(_earlier, "packages", ready.packages)
     done = here("kit", "--target", "cpu", "--budget", "3s", "--db", "sent.db")
     assert done.code == 0, done.err
     began = done.out.splitlines()[:4]

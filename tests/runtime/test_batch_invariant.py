@@ -83,7 +83,7 @@ def test_a_variant_whose_rows_depend_on_their_batch_or_may_serves_nothing_then(
     def same_in_any_batch(*of: Any) -> bool:
         tried.append(0)
         if not can_be_tried:
-            raise torch.OutOfMemoryError("no memory is left to try it")
+            raise ValueError("it does not serve a problem like its own")
         return False
 
     monkeypatch.setattr(module.frontend, "same_in_any_batch", same_in_any_batch)
@@ -96,6 +96,25 @@ def test_a_variant_whose_rows_depend_on_their_batch_or_may_serves_nothing_then(
     finally:
         module.also_serve(batch_invariant=False)
     assert not explained(module, torch.randn(4, 96)).startswith("PyTorch: results of no variant")
+
+
+def test_a_lack_of_memory_for_the_trial_decides_nothing(
+    loaded: tuple[ModuleType, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _ = loaded
+    dispatch = module.frontend.DISPATCH
+    monkeypatch.setattr(dispatch, "_varies", {})
+
+    def same_in_any_batch(*of: Any) -> bool:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(module.frontend, "same_in_any_batch", same_in_any_batch)
+    module.also_serve(batch_invariant=True)
+    try:
+        assert explained(module, torch.randn(4, 96)).startswith("PyTorch: no memory is left to try")
+        assert dispatch._varies == {}
+    finally:
+        module.also_serve(batch_invariant=False)
 
 
 def test_the_test_of_it_finds_a_dependence(loaded: tuple[ModuleType, Any]) -> None:
@@ -125,12 +144,12 @@ def test_check_tells_whether_it_is_so_of_each_variant(
 ) -> None:
     module, _ = loaded
     assert run(module, monkeypatch, "check", "--batch-invariant") == 0
-    assert capsys.readouterr().out.count("  in any batch: the same bits\n") == len(SIZES)
+    assert capsys.readouterr().out.count("  the same bits in any batch: yes\n") == len(SIZES)
     monkeypatch.setattr(module.frontend.DISPATCH, "_varies", {})
     monkeypatch.setattr(module.frontend, "same_in_any_batch", lambda *of: False)
     assert run(module, monkeypatch, "check") == 0, "nobody has asked for it"
     told = capsys.readouterr().out
-    assert told.count("  in any batch: REFUSED: it has other bits in another batch\n") == len(SIZES)
+    assert told.count("  the same bits in any batch: no: it has other bits in another batch\n") == len(SIZES)
     assert run(module, monkeypatch, "check", "--batch-invariant", "--json") == 1
     variants = json.loads(capsys.readouterr().out)
     assert [(v["right"], v["varies"]) for v in variants] == [(True, "it has other bits in another batch")] * len(SIZES)
