@@ -131,8 +131,6 @@ class _Launcher:
             places = ", ".join(name for name, p in self._parameters.items() if not p.keyword)
             named = "".join(f"{name}={name}, " for name, p in self._parameters.items() if p.keyword)
             more = f"    if _more or _named:\n        return _pytorchs({places}, *_more, {named}**_named)\n"
-        elif flags and "*, " not in declared:
-            declared += ", *"
         if flags:
             found = f"_with_saved(({', '.join(flags)},), {names}{rest and f', *_more{rest}'})"
             more = f"    if {asked}:\n        return {found}\n{more}"
@@ -154,7 +152,7 @@ def _original({positional}):
     return {original}"""
         yield f"def _of_looked_at({looked}):\n    return _original({', '.join(f'{n}={n}' for n in self._bound.looked_at)})"
         yield f"""\
-def explain({positional}{told and f", *{told}"}):
+def explain({positional}{told}):
     \"\"\"Which way such a call takes here and now: "variant 0 (...)", or "PyTorch: " and the reason.\"\"\"
     if _is_compiling():
         return "within torch.compile: PyTorch's operation, unless also_serve(compiled=True) was called"

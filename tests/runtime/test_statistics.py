@@ -271,7 +271,7 @@ def test_bad_input_is_told_as_pythons_functions_do(norm: Norm) -> None:
     with nullcontext() if norm.centred else pytest.raises(TypeError, match="unexpected keyword argument 'return_mean'"):
         norm.own(**call, return_mean=True)
     with pytest.raises(TypeError, match="positional arguments"):
-        norm.own(*call.values(), True)
+        norm.own(*call.values(), True, True, True)
     with pytest.raises(TypeError):
         norm.own(**{**call, norm.tensors[0]: None}, return_rstd=True)
 
