@@ -69,6 +69,7 @@ class _Launcher:
         file = f"<{m.__name__}, of function.py>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         vars(m).update(shared=shared, torch=torch, PACKAGE=self._package, _pytorchs=original, ALL=ALL, **_CONSTANTS)
+        vars(m)["_returned"] = function.returned
         recording = ALL if function.gradient else PAY if self._backward is not None else NONE
         vars(m).update(BOUND=self._bound, _backward=self._backward, _call=None, _in_graphs=False, _recording=recording)
         self._package.unasked = frozenset(function.saved)
@@ -81,6 +82,9 @@ class _Launcher:
         m.ORIGINAL = original if takes_all else vars(m)["_original"]  # type: ignore[attr-defined]
         own: FunctionType = getattr(m, function.name)
         own.__doc__ = f"As {function.path or original.__name__}, for every input."
+        if function.returned:
+            asked = " or ".join(f"return_{name}=True" for name in function.saved)
+            own.__doc__ += f" {asked}: that, too, behind the results and without a gradient."
         if isinstance(original, BuiltinFunctionType):  # torch.jit.script has PyTorch's in its place
             torch.jit._builtins._register_builtin(own, f"aten::{original.__name__}")
         else:
@@ -118,14 +122,20 @@ class _Launcher:
         function = self._function
         names, looked = ", ".join(self._parameters), ", ".join(self._bound.looked_at)
         original = f"_pytorchs({', '.join(self._passed())})"
-        declared, more = function.declared, ""
+        flags = [f"return_{name}" for name in function.saved if function.returned]
+        asked, told = " or ".join(flags), "".join(f", {flag}=False" for flag in flags)
+        declared, more, rest = function.declared, "", ""
         if self._takes_more():
-            declared = f"{declared.replace('*, ', '*_more, ') if '*, ' in declared else f'{declared}, *_more'}, **_named"
+            declared = declared.replace("*, ", "*_more, ") if "*, " in declared else f"{declared}, *_more"
+            rest = ", **_named"
             places = ", ".join(name for name, p in self._parameters.items() if not p.keyword)
             named = "".join(f"{name}={name}, " for name, p in self._parameters.items() if p.keyword)
             more = f"    if _more or _named:\n        return _pytorchs({places}, *_more, {named}**_named)\n"
+        if flags:
+            found = f"_with_saved(({', '.join(flags)},), {names}{rest and f', *_more{rest}'})"
+            more = f"    if {asked}:\n        return {found}\n{more}"
         yield f"""\
-def {function.name}({declared}):
+def {function.name}({declared}{told}{rest}):
 {more}    if _is_compiling():
         _found = _compiled({names})
     elif _call is not None:
@@ -142,16 +152,17 @@ def _original({positional}):
     return {original}"""
         yield f"def _of_looked_at({looked}):\n    return _original({', '.join(f'{n}={n}' for n in self._bound.looked_at)})"
         yield f"""\
-def explain({positional}):
+def explain({positional}{told}):
     \"\"\"Which way such a call takes here and now: "variant 0 (...)", or "PyTorch: " and the reason.\"\"\"
     if _is_compiling():
         return "within torch.compile: PyTorch's operation, unless also_serve(compiled=True) was called"
-    if NATIVE.explain is not None:
+    if NATIVE.explain is not None{asked and f" and not ({asked})"}:
         _found = NATIVE.explain({looked})
         return _found if _found.startswith("PyTorch") else f"{{_found}}, native launcher"
-    _found = _choose(DISPATCH, {names})
+    _saved = {f"1 if {asked} else " if asked else ""}0
+    _found = _choose(DISPATCH, {names}, _saved)
     if _found is RECORDING:
-        _found = _choose_recorded(DISPATCH, {names})
+        _found = _choose_recorded(DISPATCH, {names}, _saved)
     if isinstance(_found, str):
         return f"PyTorch: {{_found}}"
     return f"{{_found[0].variant}}{{_found[0].how}}, Python launcher\""""
@@ -165,9 +176,32 @@ def explain({positional}):
         # With what the backward takes; the call was chosen.
         yield _made_of(f"_launch(_found, {names})", *launching, f"    return ({every},)", "return None")
         yield from self._record(names)
+        if flags:
+            yield self._with_saved(names, original)
         yield self._compiled(names)
         for name, (given, call) in function.forwards.items():
             yield f"def _forward_{name}(self, {given}):\n    return {call}"
+
+    def _with_saved(self, names: str, original: str) -> str:
+        """A call that is asked for outputs which are `saved` else: by a variant that gives them all. Gradients are recorded
+        of the results alone."""
+        number = len(self._bound.results)
+        return _made_of(
+            f"_with_saved(_asked, {names})",
+            "_results, _rest = None, []",
+            f"_found = None if _is_compiling() else _choose(DISPATCH, {names}, 1)",
+            "if _found is RECORDING:",
+            f"    _results = _record(DISPATCH, {names}, 1, _rest)",
+            "elif type(_found) is tuple:",
+            f"    _own = _launch(_found, {names})",
+            "    if _own is not None:",
+            f"        _results, _rest = {'_own[0]' if number == 1 else f'_own[:{number}]'}, _own[{number}:]",
+            "if _results is None:",
+            f"    _results = {original}",
+            f"_results = {'(_results,)' if number == 1 else 'tuple(_results)'}",
+            f"_rest = _returned(_rest or None, *_results, {names})",
+            "return _results + tuple(t for t, asked in zip(_rest, _asked) if asked)",
+        )
 
     def _takes_more(self) -> bool:
         """Whether PyTorch's function has arguments that the signature lacks: calls with these are its own."""
@@ -182,7 +216,8 @@ def explain({positional}):
             yield f"{name}={value}" if parameter.keyword else value
 
     def _choose(self, positional: str) -> str:
-        """A call out of the table with addresses of the tensors, or why PyTorch is to do it."""
+        """A call out of the table with addresses of the tensors, or why PyTorch is to do it. _saved: whether it gives what
+        the backward takes."""
         lines = list[str]()
         for name in self._bound.looked_at:
             parameter = self._parameters[name]
@@ -203,7 +238,7 @@ def explain({positional}):
                 f"    return \"{name} is on another device\"",
                 "_at += _of",
             ]
-        sizes = [*map(self._bound.size, self._order)]
+        sizes = ["_saved" if name in self._function.saved else self._bound.size(name) for name in self._order]
         fits = self._bound.fits(of_tensors=True)
         lines += locals_of([*fits.values(), *sizes])
         for reason, text in fits.items():
@@ -221,7 +256,7 @@ def explain({positional}):
         lines = ["try:", *(f"    {line}" for line in lines), f"except _NONE:\n        return {NO_VALUE!r}"]
         lines += ["_chosen = _table[_problem]"]
         lines.append("return _chosen if type(_chosen) is str else (_chosen, _at)")
-        return _made_of(f"_choose(_table, {positional})", *lines)
+        return _made_of(f"_choose(_table, {positional}, _saved=0)", *lines)
 
     def _settled(self, *texts: str) -> Iterator[str]:
         """Lines by which sizes that were given in a list or torch.Size are in a tuple: those in some expressions, or all."""
@@ -335,6 +370,8 @@ def explain({positional}):
         results, kept = [*bound.results], bound.kept(backward)
         run = [f"_own = _launch(_found, {names})", "if _own is None:", f"    _own = _original({names})"]
         run += [f"    return {'_own, _own' if function.gradient else '_own,' + ' None,' * len(kept + function.saved)}"]
+        if function.returned:  # beside the results, of which alone autograd knows
+            run += ["if _rest is not None:", f"    _rest.extend(_own[{len(results)}:])"]
         result = "_own[0]" if len(results) == 1 else f"_own[:{len(results)}]"
         first = ", ".join([result, *(f"_own[{results.index(name)}]" for name in kept)])
         gradients = [f"return shared.derive(lambda {tensors}: _original({names}), _of_results, _tensors, _wanted)"]
@@ -382,17 +419,17 @@ def explain({positional}):
                 *gradients,
             ]
         yield _made_of(
-            f"_choose_recorded(_table, {names})",
+            f"_choose_recorded(_table, {names}, _saved=0)",
             "if not _recording:",
             "    return RECORDING",
             "with torch.no_grad():",
-            f"    _found = _choose(_table, {names})",
+            f"    _found = _choose(_table, {names}, _saved)",
             *(["if type(_found) is str or _recording == ALL:", "    return _found", *pays] if pays else []),
             "return _found",
         )
         yield _made_of(
-            f"_record(_table, {names})",
-            f"_found = _choose_recorded(_table, {names})",
+            f"_record(_table, {names}, _saved=0, _rest=None)",
+            f"_found = _choose_recorded(_table, {names}, _saved)",
             "if type(_found) is str:",
             "    return None",
             *("def _run():", *(f"    {line}" for line in run)),

@@ -6,7 +6,7 @@ import ast
 import builtins
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -100,6 +100,10 @@ class Function:
     for it is off."""
     saved: tuple[str, ...] = ()
     """Optional outputs that are no results, but what the backward kernel takes: calls that record gradients ask for them."""
+    returned: Callable[..., Iterable[Any]] | None = None
+    """Gives the `saved` outputs as calls have them that ask for any, by `return_NAME=True`, behind the results: called with
+    a list of them in the kernel's shapes, or None where PyTorch serves and they are to be computed; the results; and the
+    arguments."""
     operator: str = ""
     """PyTorch's operator, called with arguments of the function, such as "aten.softmax(input, dim)": what the native
     launcher calls and autograd differentiates. Left out: `original` itself, which is called by way of Python."""
@@ -285,6 +289,8 @@ class Bound:
         for name in function.saved:
             if name not in outputs or name not in compiled_in or name in self.results:
                 yield f"`saved` names {name!r}, which is no optional output of the kernel that is compiled in and no result"
+        if function.returned and not function.saved:
+            yield "`returned` gives the outputs in `saved`, which names none"
         stated = function.signature.rpartition("->")[2].count("Tensor")
         if stated != len(self.results):
             yield f"the signature has {stated} results, and `results` {len(self.results)}: {', '.join(self.results)}"

@@ -8,6 +8,7 @@ import torch
 from evo.problem.function import Function
 
 from ._norm.added import normalised
+from ._norm.statistics import statistics
 
 
 def add_layer_norm(x: Any, residual: Any, weight: Any = None, bias: Any = None, eps: float = 1e-05) -> Any:
@@ -24,6 +25,7 @@ FUNCTION = Function(
     tensors={"x": "x", "residual": "residual", "weight": "weight", "bias": "bias"},
     results={"y": "x", "sum": "x"},
     saved=("mean", "rstd"),
+    returned=lambda given, y, total, x, residual, weight, bias, eps: statistics(given, total, 1, eps, centred=True),
     sizes={"rows": "x.numel() // x.shape[-1]", "cols": "x.shape[-1]"},
     fits={
         "residual has not the shape of x": "residual.shape == x.shape",

@@ -8,6 +8,7 @@ import torch
 from evo.problem.function import Function
 
 from ._norm.added import normalised
+from ._norm.statistics import statistics
 
 
 def add_rms_norm(x: Any, residual: Any, weight: Any = None, eps: float = 1e-06) -> Any:
@@ -23,6 +24,7 @@ FUNCTION = Function(
     tensors={"x": "x", "residual": "residual", "weight": "weight"},
     results={"y": "x", "sum": "x"},
     saved=("rstd",),
+    returned=lambda given, y, total, x, residual, weight, eps: statistics(given, total, 1, eps, centred=False),
     sizes={"rows": "x.numel() // x.shape[-1]", "cols": "x.shape[-1]"},
     fits={
         "residual has not the shape of x": "residual.shape == x.shape",

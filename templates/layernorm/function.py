@@ -2,6 +2,8 @@
 
 from evo.problem.function import Function
 
+from ._norm.statistics import statistics
+
 FUNCTION = Function(
     signature=(
         "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor"
@@ -11,6 +13,9 @@ FUNCTION = Function(
     autocast="float32",
     tensors={"x": "input", "weight": "weight", "bias": "bias"},
     saved=("mean", "rstd"),
+    returned=lambda given, y, x, normalized_shape, weight, bias, eps: (
+        statistics(given, x, len(normalized_shape), eps, centred=True)
+    ),
     sizes={"rows": "input.numel() // prod(normalized_shape)", "cols": "prod(normalized_shape)"},
     fits={
         "normalized_shape is not the end of the input's shape": (

@@ -1,10 +1,13 @@
 """RMSNorm as PyTorch code calls it: over the last dimensions, with all axes before them gathered into rows."""
 
 import warnings
+from typing import Any
 
 import torch
 
 from evo.problem.function import Function
+
+from ._norm.statistics import statistics
 
 # The epsilon of the dtype in which PyTorch computes. Before 2.7 it was that of the input's, and such calls are PyTorch's.
 _DEFAULT_EPS = "2.220446049250313e-16 if input.dtype == torch.float64 else 1.1920928955078125e-07 if since(2, 7) else 0.0"
@@ -19,12 +22,19 @@ def _keeps_the_dtype() -> bool:
         return torch.nn.functional.rms_norm(x, (1,), x.float()).dtype == x.dtype
 
 
+def _returned(given: Any, y: Any, x: Any, normalized_shape: Any, weight: Any, eps: float | None) -> Any:
+    if eps is None:
+        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32) if torch.__version__ >= (2, 7) else x.dtype).eps
+    return statistics(given, x, len(normalized_shape), eps, centred=False)
+
+
 FUNCTION = Function(
     signature="rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor",
     original="torch.nn.functional.rms_norm",
     operator="aten.rms_norm(input, normalized_shape, weight, eps)",
     tensors={"x": "input", "weight": "weight"},
     saved=("rstd",),
+    returned=_returned,
     sizes={"rows": "input.numel() // prod(normalized_shape)", "cols": "prod(normalized_shape)"},
     options={"eps": _EPS},
     fits={

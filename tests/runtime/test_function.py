@@ -512,6 +512,7 @@ TYPOS: dict[str, dict[str, Any]] = {
     "`call` has for 'dim' 'colz - 1', and 'colz' is no dimension or option of the kernel": {"call": {"dim": "colz - 1"}},
     "`call` has for 'dim' -1, which is no expression (it is no text)": {"call": {"dim": -1}},
     "`options` names 'eps', which is no option of the kernel": {"options": {"eps": "1.0"}},
+    "`returned` gives the outputs in `saved`, which names none": {"returned": lambda given, *_: given},
     "`expanded` names 'dim', which is no argument that is an input of the kernel": {"expanded": {"dim": "input.shape"}},
 }
 
