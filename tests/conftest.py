@@ -15,8 +15,8 @@ import torch
 
 from evo.errors import UsageError
 from evo.lineage.store import Store
-from evo.search import finals
 from evo.targets import find_target
+from tests import hurried  # noqa: F401 - tests of the wait for a quiet machine have settings of their own
 from tests.lineage.postgres import Server, start_server
 
 sys.dont_write_bytecode = False
@@ -57,8 +57,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_RUNTIME_DIR"] = alone.name
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
-    # Beside other tests no machine gets quiet: finals say so at once. Tests of the wait give it a length of their own.
-    setattr(finals, "_MOST_PATIENCE_S", 0.0)  # noqa: B010
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook

@@ -41,6 +41,7 @@ def searched(toy: Path) -> Run:
     where = toy.parent / "lineage.db"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("evo.search.finals._MOST_PATIENCE_S", 120.0)
+        patched.setattr("evo.search.loop._DISTURBED_RETRIES", 3)
         return evo.search(
             load_kernel(str(toy)), target="cpu", evaluations=6, seed=3, finalists=1, name="mine", db=where, progress=False
         )
@@ -194,7 +195,6 @@ def test_a_sampler_of_ones_own_file_searches_and_is_found_again_by_resume(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evo.search.finals._MOST_PATIENCE_S", 0.0)
     own, db = tmp_path / "mine.py", str(tmp_path / "lineage.db")
     own.write_text(OWN_SAMPLER)
     run = evo.search(toy, target="cpu", sampler="./mine.py", evaluations=4, finalists=1, name="own", db=db, progress=False)

@@ -92,6 +92,12 @@ def store(tmp_path: Path) -> Store:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a command of a user's, unlike those of tests (tests/hurried.py)."""
+    monkeypatch.setattr("evo.search.loop._DISTURBED_RETRIES", 3)
+
+
 @pytest.mark.parametrize("sampler", ["evolution", "tpe", "random"])
 def test_the_seed_and_the_measurements_decide_the_proposals_and_not_what_finishes_first(
     store: Store, sampler: str
