@@ -140,8 +140,10 @@ def test_the_command_and_python_make_the_same_proposals(searched: Run, toy: Path
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_a_search_in_order_and_the_run_goes_on(toy: Path, tmp_path: Path) -> None:
-    db = str(tmp_path / "lineage.db")
+def test_an_interrupt_ends_a_search_in_order_and_the_run_goes_on(tmp_path: Path) -> None:
+    db, toy = str(tmp_path / "lineage.db"), write_kernel(tmp_path / "toy")
+    kernel = toy / "kernel.py"  # more points, so that the search lasts until it is interrupted
+    kernel.write_text(kernel.read_text().replace("values=(1, 2, 4, 8)", "values=tuple(range(1, 33))"))
 
     def interrupt() -> None:
         deadline = time.monotonic() + PATIENCE_S
