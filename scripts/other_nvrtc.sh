@@ -22,16 +22,20 @@ venv=${VENV:-.venv}
 site=$("$own/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/environment.pth" # comes behind its own
 
-found=$("$own/venv/bin/python" -c 'from evo.targets import find_target; print(find_target("cuda").compiler())')
-case $found in "nvrtc $release."*) ;; *)
-    echo "other_nvrtc.sh: $found answers instead of $release" >&2
+# The compiler that answers, and the kernels' first workloads.
+mapfile -t told < <("$own/venv/bin/python" -c 'import sys
+from evo.problem.loading import load_kernel
+from evo.targets import find_target
+print(find_target("cuda").compiler(), *(load_kernel(name).example("cuda").key for name in sys.argv[1:]), sep="\n")' "$@")
+case ${told[0]-} in "nvrtc $release."*) ;; *)
+    echo "other_nvrtc.sh: ${told[0]-nothing} answers instead of $release" >&2
     exit 1
     ;;
 esac
-echo "$found"
+echo "${told[0]}"
 for kernel; do
-    workload=$("$own/venv/bin/python" -c "from evo.problem.loading import load_kernel as l; print(l('$kernel').example('cuda').key)")
-    "$own/venv/bin/python" -m evo check "$kernel" --target cuda --arch sm_89 --compile-only --samples 0 --workload "$workload" --db "$own/lineage.db" >"$own/log" || {
+    told=("${told[@]:1}")
+    "$own/venv/bin/python" -m evo check "$kernel" --target cuda --arch sm_89 --compile-only --samples 0 --workload "${told[0]}" --db "$own/lineage.db" >"$own/log" || {
         cat "$own/log" >&2
         exit 1
     }

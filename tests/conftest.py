@@ -15,8 +15,8 @@ import torch
 
 from evo.errors import UsageError
 from evo.lineage.store import Store
-from evo.search import finals
 from evo.targets import find_target
+from tests import hurried  # noqa: F401 - tests of the wait for a quiet machine have settings of their own
 from tests.lineage.postgres import Server, start_server
 
 sys.dont_write_bytecode = False
@@ -37,10 +37,11 @@ _GROUPS = {
     "test_adversaries.py": "test_adversaries.py",
     "test_calls.py": "launchers",
     "test_native.py": "launchers",
+    "test_transformers.py": "transformers",
 }
 """Files whose tests all run on one worker. Two searches at once disturb each other, and what was disturbed is timed again;
-a native launcher takes half a minute to build, and another worker that wants the same would wait for it. They take minutes,
-so they begin first: begun last, they would keep all others waiting."""
+a native launcher takes half a minute to build, and another worker that wants the same would wait for it; models take seconds
+to import. They take minutes, so they begin first: begun last, they would keep all others waiting."""
 _RECORDED = "database"
 """The fixture of tests/report: what records runs and renders their pages for a quarter of a minute does so on one worker."""
 _APART = ("folder", "launcher", "loaded", "trained")
@@ -57,8 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_RUNTIME_DIR"] = alone.name
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
-    # Beside other tests no machine gets quiet: finals say so at once. Tests of the wait give it a length of their own.
-    setattr(finals, "_MOST_PATIENCE_S", 0.0)  # noqa: B010
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
@@ -73,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             parts = [item.path.name, *(str(parameters[name]) for name in _APART if name in parameters)]
             item.add_marker(pytest.mark.xdist_group("-".join(parts)))
-    items.sort(key=lambda item: item.path.name not in _GROUPS)
+    items.sort(key=lambda item: (item.path.name not in _GROUPS, item.get_closest_marker("slow") is None))
     if not on_gpu:
         return
     try:

@@ -14,8 +14,8 @@ import pytest
 
 from evo.cli import run as run_command
 
-EVO = ("-c", "import evo.search.finals as f, evo.cli; f._MOST_PATIENCE_S = 0.0; evo.cli.main()")
-"""Python's arguments for a command whose finals do not wait for a quiet machine, as in this process (tests/conftest.py)."""
+EVO = ("-c", "import tests.hurried, evo.cli; evo.cli.main()")
+"""Python's arguments for a command that does not wait for a quiet machine, as in this process (tests/conftest.py)."""
 
 
 @dataclass(frozen=True)

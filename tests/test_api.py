@@ -41,6 +41,7 @@ def searched(toy: Path) -> Run:
     where = toy.parent / "lineage.db"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("evo.search.finals._MOST_PATIENCE_S", 120.0)
+        patched.setattr("evo.search.loop._DISTURBED_RETRIES", 3)
         return evo.search(
             load_kernel(str(toy)), target="cpu", evaluations=6, seed=3, finalists=1, name="mine", db=where, progress=False
         )
@@ -139,8 +140,10 @@ def test_the_command_and_python_make_the_same_proposals(searched: Run, toy: Path
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_a_search_in_order_and_the_run_goes_on(toy: Path, tmp_path: Path) -> None:
-    db = str(tmp_path / "lineage.db")
+def test_an_interrupt_ends_a_search_in_order_and_the_run_goes_on(tmp_path: Path) -> None:
+    db, toy = str(tmp_path / "lineage.db"), write_kernel(tmp_path / "toy")
+    kernel = toy / "kernel.py"  # more points, so that the search lasts until it is interrupted
+    kernel.write_text(kernel.read_text().replace("values=(1, 2, 4, 8)", "values=tuple(range(1, 33))"))
 
     def interrupt() -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -194,7 +197,6 @@ def test_a_sampler_of_ones_own_file_searches_and_is_found_again_by_resume(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evo.search.finals._MOST_PATIENCE_S", 0.0)
     own, db = tmp_path / "mine.py", str(tmp_path / "lineage.db")
     own.write_text(OWN_SAMPLER)
     run = evo.search(toy, target="cpu", sampler="./mine.py", evaluations=4, finalists=1, name="own", db=db, progress=False)

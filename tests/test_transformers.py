@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from transformers.models.gemma3 import modeling_gemma3
-from transformers.models.llama import modeling_llama
 
 import evo.ready
 from evo.export import find_exporter
@@ -194,10 +192,10 @@ def test_one_model_is_patched_and_once() -> None:
     patch = evo.ready.patch(first)
     again = evo.ready.patch(first)
     assert len(again) == 0
-    assert type(second.model.layers[0]) is modeling_llama.LlamaDecoderLayer
+    assert type(second.model.layers[0]) is tf.models.llama.modeling_llama.LlamaDecoderLayer
     assert second.config._attn_implementation == "sdpa"
     again.undo()
-    assert isinstance(first.model.layers[0], modeling_llama.LlamaDecoderLayer)
+    assert isinstance(first.model.layers[0], tf.models.llama.modeling_llama.LlamaDecoderLayer)
     assert type(first.model.layers[0]).__module__ == "evo.transformers"
     torch.testing.assert_close(first(**given).logits, second(**given).logits, rtol=1e-4, atol=1e-5)
     with evo.ready.patch(second):
@@ -285,9 +283,9 @@ def test_cross_attention_of_gpt2_has_its_branch() -> None:
 
 @torch.no_grad()
 def test_gemmas_norms_follow_their_weight_however_it_is_written() -> None:
-    norm = modeling_gemma3.Gemma3RMSNorm(64).eval()
+    norm = tf.models.gemma3.modeling_gemma3.Gemma3RMSNorm(64).eval()
     model, x = torch.nn.Sequential(norm), torch.randn(3, 64)
-    plain = modeling_gemma3.Gemma3RMSNorm(64)
+    plain = tf.models.gemma3.modeling_gemma3.Gemma3RMSNorm(64)
 
     def right() -> None:
         plain.weight = norm.weight
@@ -310,7 +308,7 @@ def wrapped(function: Any) -> Any:
 
 
 def test_what_somebody_changed_is_left_alone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = modeling_llama.LlamaDecoderLayer
+    layer = tf.models.llama.modeling_llama.LlamaDecoderLayer
     derived = type(layer.__name__, (layer,), {"__module__": layer.__module__})
     derived.forward = wrapped(layer.forward)
     model, given = made("llama", attn_implementation="eager"), inputs("llama")

@@ -20,7 +20,7 @@ from evo.lineage.database import locate
 from evo.lineage.faults import explain
 from evo.lineage.store import Store
 from evo.testing.toy_kernel import write_kernel
-from tests.ended import run_python
+from tests.ended import EVO, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kernel.write_text(kernel.read_text().replace("values=(1, 2, 4, 8)", "values=tuple(range(1, 33))"))
     words = "search ./toy --target cpu --evaluations 12 --seed 5 --sampler evolution --sampler-option seeding=3"
     words += " --db lineage.db --name theirs"
-    ended = run_python(folder, "-m", "evo", *words.split())
+    ended = run_python(folder, *EVO, *words.split())
     assert ended.returncode == 0, ended.stderr
     with sqlite3.connect(folder / "lineage.db") as connection:
         connection.execute("PRAGMA journal_mode = DELETE")

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slow
 PATIENCE_S = 200.0
 
 
-def evo_process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, *EVO, *arguments]
+def evo_process(*arguments: str, program: tuple[str, ...] = EVO, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, *program, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
@@ -342,7 +342,8 @@ def wait_for_candidates(folder: Path, count: int) -> None:
 def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any, tmp_path: Path) -> None:
     write_kernel(tmp_path / "toy", ("honest", "wrong", *(f"like_honest_{i}" for i in range(20))))
     (tmp_path / "job.toml").write_text(QUEUE)
-    process = evo_process("search", "job.toml", "--finalists", "4", cwd=tmp_path, process_group=0)
+    patient = {"program": ("-m", "evo"), "cwd": tmp_path}  # so that they last until they are ended
+    process = evo_process("search", "job.toml", "--finalists", "4", process_group=0, **patient)
     try:
         wait_for_candidates(tmp_path, 3)
         os.killpg(process.pid, signal.SIGINT)  # as ^C does: to the command, its workers and their compilers
@@ -352,7 +353,7 @@ def test_a_queue_that_is_interrupted_or_killed_is_continued_to_its_end(here: Any
         assert err.strip().endswith("Continue with: evo search job.toml --finalists 4")
         interrupted = stored(tmp_path)
         assert len(interrupted) < 32
-        process = evo_process("resume", "long", cwd=tmp_path)
+        process = evo_process("resume", "long", **patient)
         wait_for_candidates(tmp_path, len(interrupted) + 1)
         second = here("search", "./toy", "--target", "cpu", "--evaluations", "2")
         assert second.code == 2

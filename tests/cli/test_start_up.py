@@ -87,7 +87,7 @@ def test_a_search_leaves_pytorch_to_its_workers(tmp_path: Path) -> None:
     """Their server imports it meanwhile; and before that server starts, as little as possible is imported."""
     asked = ["search", str(write_kernel(tmp_path / "toy")), "--target", "cpu", "--evaluations", "1", "--json"]
     asked += ["--db", str(tmp_path / "lineage.db")]
-    done = run_python(Path(), "-c", f"import evo.search.finals as f; f._MOST_PATIENCE_S = 0.0{PROGRAM}", json.dumps([asked]))
+    done = run_python(Path(), "-c", f"import tests.hurried{PROGRAM}", json.dumps([asked]))
     assert done.returncode == 0, done.stderr
     _, code, modules = json.loads(done.stdout.splitlines()[-1])
     assert (code, "torch" in modules) == (0, False)

@@ -190,45 +190,42 @@ def not_tuned(module: ModuleType, dim: int) -> str:
     return way
 
 
+def exported_once(factory: pytest.TempPathFactory, kernel: str, *workloads: str) -> Path:
+    """A package for this CPU. Compiled once for all workers, which takes up to a quarter of a minute; each has a copy to
+    import from."""
+    shared = of_this_run(factory) / f"exported_{kernel}"
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not shared.is_dir():
+            find_exporter("module").export(request_for("cpu", "native", shared, *workloads, kernel=kernel))
+    return Path(shutil.copytree(shared, factory.mktemp("export") / shared.name))
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package for this CPU: float32 tuned at 96 and 1024 columns, bfloat16 at 256."""
-    out = tmp_path_factory.mktemp("export") / "exported_layernorm"
-    find_exporter("module").export(request_for("cpu", "native", out, *NORMS))
-    return out
+    """float32 tuned at 96 and 1024 columns, bfloat16 at 256."""
+    return exported_once(tmp_path_factory, "layernorm", *NORMS)
 
 
 @pytest.fixture(scope="session")
 def exported_rmsnorm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of the other norm."""
-    out = tmp_path_factory.mktemp("export") / "exported_rmsnorm"
-    find_exporter("module").export(request_for("cpu", "native", out, *NORMS, kernel="rmsnorm"))
-    return out
+    return exported_once(tmp_path_factory, "rmsnorm", *NORMS)
 
 
 @pytest.fixture(scope="session")
 def exported_attention(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package for this CPU: attention with one head size and every kind of mask, causal in float32 alone. Compiled once
-    for all workers, which takes a quarter of a minute; each has a copy to import from."""
-    shared = of_this_run(tmp_path_factory) / "exported_attention"
+    """Attention with one head size and every kind of mask, causal in float32 alone."""
     sizes = "batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64"
     kinds = ["float32", "float32,causal=true", "bfloat16"]
     kinds += [f"{dtype},attn_mask=true{more}" for dtype in ("float32", "bfloat16") for more in ("", ",additive=true")]
-    workloads = [f"{sizes},dtype={kind}" for kind in kinds]
-    with shared.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not shared.is_dir():
-            find_exporter("module").export(request_for("cpu", "native", shared, *workloads, kernel="attention"))
-    return Path(shutil.copytree(shared, tmp_path_factory.mktemp("export") / shared.name))
+    return exported_once(tmp_path_factory, "attention", *(f"{sizes},dtype={kind}" for kind in kinds))
 
 
 @pytest.fixture(scope="session")
 def exported_softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package for this CPU: float32 tuned at 96 columns, bfloat16 at 256."""
-    out = tmp_path_factory.mktemp("export") / "exported_softmax"
-    workloads = ("rows=64,cols=96,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
-    find_exporter("module").export(request_for("cpu", "native", out, *workloads, kernel="softmax"))
-    return out
+    """float32 tuned at 96 columns, bfloat16 at 256."""
+    return exported_once(tmp_path_factory, "softmax", "rows=64,cols=96,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
 
 
 @pytest.fixture(scope="session", autouse=True)

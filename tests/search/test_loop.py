@@ -87,7 +87,8 @@ def genomes(store: Store, run: StoredRun) -> list[tuple[int, int, str, tuple[int
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr("evo.search.loop._DISTURBED_RETRIES", 3)  # a user's; other tests have that of tests/hurried.py
     with Store.open(tmp_path / "lineage.db", write=True) as found:
         yield found
 
