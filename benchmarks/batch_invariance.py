@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -36,9 +35,10 @@ from evo.export import ExportItem, ExportRequest, find_exporter
 from evo.problem.genome import Genome
 from evo.problem.loading import load_kernel
 from evo.ready import packages
+from evo.runtime.judged import bits_of
 from evo.runtime.manifest import MANIFEST, read_manifest
 from evo.runtime.package import Busy, Unavailable
-from evo.runtime.timing import on_gpu, sets_for, walk
+from evo.runtime.timing import by_wall_clock, on_gpu, sets_for, walk
 from evo.targets import find_target
 
 ROWS = tuple(f"rows={rows},cols={cols},dtype=float32" for rows in (4, 4096) for cols in (96, 1000))
@@ -48,10 +48,6 @@ ON_CPU = {
     "attention": tuple(f"batch={batch},heads=4,{HEADS.format(q)}" for batch, q in ((1, 1), (8, 1), (1, 128), (8, 128))),
 }  # fmt: skip
 """The kernels, and the sizes that are exported for a CPU."""
-LARGEST = (523, 67, 23, 5)
-"""Parts of the large batch: the first that is no other size, and makes no tensor too large."""
-MOST_ELEMENTS = 1 << 22
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def main() -> int:
@@ -109,19 +105,10 @@ def variants_on(package: Package, place: torch.device) -> list[Any]:
     return [v for v in own if dispatch.taken(v.index) == v.index and not dispatch.unavailable(v.index)]
 
 
-def large_batch(package: Package, variant: Any, place: torch.device, seed: int) -> tuple[Any, ...]:
-    """A call with as many rows as are no other size of it, and make no tensor too large."""
-    timed, batch = package.frontend.timed, package.frontend.DISPATCH.batch
-    dtype, others = getattr(torch, variant.dtype), {n: size for n, size in variant.sizes.items() if n != batch}
-    most = max(t.numel() for t in timed({**others, batch: 1}, dtype, place, seed) if isinstance(t, Tensor))
-    parts = next((n for n in LARGEST if n not in others.values() and n * most <= MOST_ELEMENTS), 3)
-    args: tuple[Any, ...] = timed({**others, batch: parts}, dtype, place, seed)
-    return args
-
-
 def compared(package: Package, place: torch.device, batches: int, draw: random.Random) -> dict[str, Any]:
     """How many batches variants served and rows were compared, and how many bits of how many batches differ."""
     frontend, variants = package.frontend, variants_on(package, place)
+    dispatch = frontend.DISPATCH
     found = {"variants": len(variants), "batches": 0, "left_to_pytorch": 0, "rows": 0, "bits_differing": 0}
     large: dict[int, tuple[tuple[Any, ...], list[Tensor]]] = {}
     package.module.also_serve(batch_invariant=True)
@@ -129,14 +116,15 @@ def compared(package: Package, place: torch.device, batches: int, draw: random.R
         for _ in range(batches if variants else 0):
             v = draw.choice(variants)
             if v.index not in large:
-                args = large_batch(package, v, place, draw.randrange(1 << 31))
-                large[v.index] = args, bits(frontend.SUBJECT(*args))
+                dtype, seed = getattr(torch, v.dtype), draw.randrange(1 << 31)
+                _, args = frontend.large_batch(dispatch.batch, v.sizes, dtype, place, seed)
+                large[v.index] = args, bits_of(frontend.SUBJECT(*args))
             args, whole = large[v.index]
             rows, part = drawn(args, draw)
             if not str(package.explain(*part)).startswith("variant"):
                 found["left_to_pytorch"] += 1
                 continue
-            own = bits(frontend.SUBJECT(*part))
+            own = bits_of(frontend.SUBJECT(*part))
             found["batches"] += 1
             found["rows"] += len(rows)
             found["bits_differing"] += sum(map(differing, [t[rows] for t in whole], own))
@@ -158,11 +146,6 @@ def drawn(args: tuple[Any, ...], draw: random.Random) -> tuple[list[int], tuple[
         take = lambda t: t[rows]  # noqa: E731
     of_batch = [isinstance(t, Tensor) and t.ndim > 0 and len(t) == number for t in args]
     return rows, tuple(take(t) if there else t for t, there in zip(args, of_batch, strict=True))
-
-
-def bits(results: Any) -> list[Tensor]:
-    every = (results,) if isinstance(results, Tensor) else results
-    return [t.contiguous().view(BITS[t.element_size()]) for t in every if t is not None]
 
 
 def differing(one: Tensor, other: Tensor) -> int:
@@ -191,7 +174,7 @@ def cost(package: Package, variant: Any, place: torch.device, rounds: int) -> It
             ours = frontend.served(answers, *args[0]) is not None
             ways[name] = "variant" if ours else "PyTorch"
             run = walk([partial(frontend.served, answers, *a) if ours else partial(frontend.ORIGINAL, *a) for a in args])
-            samples[name] = on_gpu(run) if on_gpu_too else on_cpu(run)
+            samples[name] = on_gpu(run) if on_gpu_too else by_wall_clock(run)
         raced = race(samples, rounds, (lambda: False) if on_gpu_too else watch())
     except (Unavailable, Busy) as reason:
         print(f"  not timed: {variant}: {reason}")
@@ -214,18 +197,6 @@ class Answers(dict[Any, Any]):
 
     def __missing__(self, key: Any) -> Any:
         return self.setdefault(key, self._dispatch[key])
-
-
-def on_cpu(run: Callable[[], object]) -> Sample:
-    """A sample by the wall clock."""
-
-    def seconds(repeats: int) -> tuple[float]:
-        begin = perf_counter()
-        for _ in range(repeats):
-            run()
-        return (perf_counter() - begin,)
-
-    return seconds
 
 
 def tell(record: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ import torch
 from evo.runtime import nvrtc
 from evo.runtime.manifest import MANIFEST, read_manifest
 from evo.runtime.package import Unavailable
-from evo.runtime.timing import Sample, Timing, race, watch
+from evo.runtime.timing import Sample, Timing, by_wall_clock, race, watch
 from evo.runtime.trial import rounds_on_gpu
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "machine",
     "pretend",
     "race",
+    "timed_within",
     "watch",
 ]
 
@@ -121,6 +122,20 @@ def pretend(arch: str) -> None:
     torch.cuda.get_device_name = lambda device=None: f"{name} as {arch}"
     nvrtc.Compiler.arch_for = lambda self, capability, recorded="": f"compute_{digits}"
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def timed_within(
+    during: Callable[[], AbstractContextManager[object]], run: Callable[[], object], place: torch.device
+) -> Sample:
+    """A sample by the wall clock until the device has finished, within `during`, of a run that was done once there."""
+    inner = by_wall_clock(run, (lambda: torch.cuda.synchronize(place)) if place.type == "cuda" else (lambda: None))
+
+    def seconds(repeats: int) -> tuple[float, ...]:
+        with during():
+            run()
+            return inner(repeats)
+
+    return seconds
 
 
 def machine(place: torch.device) -> str:

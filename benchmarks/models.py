@@ -22,17 +22,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 import transformers
-from exported import Sample, machine, race, watch
+from exported import machine, race, timed_within, watch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import evo.ready
@@ -105,7 +105,10 @@ def main() -> int:
         found["calls"][part] = dict(calls)
         talk(f"\n{part}: calls", *(f"  {number:4} {way}" for way, number in sorted(calls.items())), sep="\n")
         raced = race(
-            {"plain": timer(run, model, place, ours=False), "patched": timer(run, model, place, ours=True)},
+            {
+                "plain": timed_within(nullcontext, run, place),
+                "patched": timed_within(partial(evo.ready.patch, model), run, place),
+            },
             options.rounds, watch(), SAMPLE_S,
         )  # fmt: skip
         for way in ("plain", "patched"):
@@ -218,22 +221,6 @@ def counting() -> Iterator[Counter[str]]:
     finally:
         for frontend, place, inner in before:
             setattr(frontend, place, inner)
-
-
-def timer(run: Run, model: Any, place: torch.device, *, ours: bool) -> Sample:
-    wait = (lambda: torch.cuda.synchronize(place)) if place.type == "cuda" else (lambda: None)
-
-    def seconds(repeats: int) -> tuple[float]:
-        with evo.ready.patch(model) if ours else nullcontext():
-            run()
-            wait()
-            begin = time.perf_counter()
-            for _ in range(repeats):
-                run()
-            wait()
-            return (time.perf_counter() - begin,)
-
-    return seconds
 
 
 OURS = "max |logits of the patched model - of the plain one|"

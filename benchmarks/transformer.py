@@ -30,11 +30,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import gpt
 import torch
-from exported import Package, Sample, Timing, add_packages, load_all, machine, race, watch
+from exported import Package, Sample, Timing, add_packages, load_all, machine, race, timed_within, watch
 from loss_curves import judge, sample, train
 from torch.nn import functional
 
@@ -155,7 +156,9 @@ def speeds(shape: gpt.Shape, packages: list[Package], options: argparse.Namespac
                 if way.compiled:
                     found["seconds_to_compile"][f"{what}, {way.name}"] = time.perf_counter() - begin
             found["calls"][f"{what}, {way.name}"] = dict(nodes)
-            contenders[way.name] = timer(packages, way, lambda run=run, subject=subject: run(subject), shape.place)
+            # `also_serve` empties the packages' tables, and a first run fills them.
+            during = partial(in_force, packages, way)
+            contenders[way.name] = timed_within(during, partial(run, subject), shape.place)
         if talk:
             tell_calls(found, what)
         if "timing" not in options.without:
@@ -213,22 +216,6 @@ def counting(packages: Sequence[Package], said: Counter[str]) -> Iterator[None]:
     finally:
         for name, function in before.items():
             setattr(functional, name, function)
-
-
-def timer(packages: Sequence[Package], way: Way, run: Callable[[], object], place: torch.device) -> Sample:
-    wait = (lambda: torch.cuda.synchronize(place)) if place.type == "cuda" else (lambda: None)
-
-    def seconds(repeats: int) -> tuple[float]:
-        with in_force(packages, way):
-            run()  # `also_serve` has just emptied the packages' tables
-            wait()
-            begin = time.perf_counter()
-            for _ in range(repeats):
-                run()
-            wait()
-            return (time.perf_counter() - begin,)
-
-    return seconds
 
 
 def served(found: dict[str, Any]) -> int:

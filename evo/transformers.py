@@ -360,7 +360,7 @@ class _Unread(Exception):
 def _parsed(function: Any) -> tuple[ast.FunctionDef, Any]:
     """The source of a function, with its decorators, and the function that these have got. Raises _Unread."""
     while (inner := getattr(function, "__wrapped__", None)) is not None:
-        # Those of Transformers' are decorators, and what its classes do to the forward of a class derived from them.
+        # Wrappers of Transformers' own are decorators, and what its classes do to the forward of a derived class.
         if (by := function.__globals__["__name__"]).partition(".")[0] not in _ROOTS:
             raise _Unread(f"its forward was wrapped by {by}")
         function = inner

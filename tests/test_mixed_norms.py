@@ -12,20 +12,18 @@ import pytest
 import torch
 
 from evo.errors import UsageError
-from evo.measure.gate import Gate
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload
 from evo.problem.loading import load_kernel, template_root
 from evo.problem.render import render
-from evo.problem.space import Point
 from evo.runtime.package import Package
 from evo.targets import compile_source, find_target
+from tests.test_norm_family import refused
 
 CUDA, SESSION = find_target("cuda"), find_target("cpu").open()
 FORWARD, BACKWARD = ("rmsnorm", "layernorm"), ("rmsnorm_backward", "layernorm_backward")
 ADDED = tuple(f"add_{name}" for name in (*FORWARD, *BACKWARD))
 ROUNDED = "(V)(((U){0} + 0x7fffu + ((U){0} >> 16 & 1u)) & 0xffff0000u)"
-_gates: dict[str, Gate] = {}
 
 
 @pytest.fixture
@@ -44,23 +42,6 @@ def problem(kernel: Kernel, target: str = "cpu", cols: int = 200, dtype: str = "
 
 def every_option(kernel: Kernel) -> dict[str, bool]:
     return {n: True for n, v in kernel.options.items() if v is False}
-
-
-def refused(
-    kernel: Kernel, point: Point, workload: Workload, folder: Path, mistake: tuple[str, str] = ("", "")
-) -> list[str]:
-    """What the gate says against a point. mistake: a part of the source, and what stands for it."""
-    source = render(kernel, "cpu", Genome.of(point), workload, "native")
-    assert mistake[0] in source.text
-    source = replace(source, text=source.text.replace(*mistake, 1))
-    folder.mkdir(parents=True, exist_ok=True)
-    loaded = SESSION.load(compile_source(source, "native", folder), kernel.entry)
-    try:
-        gate = _gates.setdefault(kernel.name, Gate(kernel, "cpu", SESSION, seed=11))
-        checks = gate.run(loaded, point, kernel.cases("cpu", workload))
-    finally:
-        loaded.close()
-    return [f"{check.case}: {check.reason}" for check in checks if not check.passed]
 
 
 @of(*FORWARD, *BACKWARD)

@@ -17,6 +17,7 @@ from evo.problem.data import DATA as DATA  # a kernel.py takes these from here
 from evo.problem.data import draw as draw
 from evo.problem.space import Space, Value, parse_number, tied
 from evo.problem.stated import check_statement, faults_of_arguments
+from evo.runtime.manifest import SAME as SAME
 from evo.runtime.manifest import LaunchPlan as LaunchPlan
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ INTEGER_BYTES = MappingProxyType({"bool": 1, "uint8": 1, "int8": 1, "int16": 2, 
 """Dtypes of outputs that are compared exactly, by the bytes of an element."""
 ELEMENT_BYTES = MappingProxyType({**DTYPE_BYTES, **INTEGER_BYTES, "float8_e4m3fn": 1, "float8_e5m2": 1})
 """All dtypes that a tensor may have, by the bytes of an element."""
-SAME = "same"
-"""Choice of an option that is a dtype: the workload's."""
 
 _V = TypeVar("_V", bound=Value)
 

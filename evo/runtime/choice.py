@@ -149,9 +149,11 @@ def members_of(
         return m.builds[0].gives_more(sizes) == prefer_more
 
     for m in every:
-        near = (k for k in known if _is_near(k.sizes, m.sizes))
-        nearest = min(near, key=lambda k: (_distance(k.sizes, m.sizes), not suits(k)), default=m)
-        found.setdefault(tuple(m.sizes.values()), []).append(replace(m, builds=m.builds or nearest.builds))
+        if not m.builds:
+            near = (k for k in known if _is_near(k.sizes, m.sizes))
+            nearest = min(near, key=lambda k: (_distance(k.sizes, m.sizes), not suits(k)), default=m)
+            m = replace(m, builds=nearest.builds)
+        found.setdefault(tuple(m.sizes.values()), []).append(m)
 
     def merit(m: Member) -> tuple[bool, bool, bool]:
         return m.measured and not m.slower, bool(m.builds), bool(m.builds) and suits(m)

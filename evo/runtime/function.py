@@ -102,7 +102,7 @@ class _Launcher:
         judge = Judge(self._package, self._bound, m)
         vars(m).update(exact=judge.exact, comparable=judge.comparable, cases=judge.cases, timed=judge.timed)
         vars(m).update(served_sizes=judge.served_sizes, ties=judge.ties, DATA_DECIDE=function.data_decide)
-        vars(m).update(same_in_any_batch=judge.same_in_any_batch, by_variant=judge.by_variant)
+        vars(m).update(same_in_any_batch=judge.same_in_any_batch, by_variant=judge.by_variant, large_batch=judge.large_batch)
         pair = None if self._backward is None else (self._backward.BOUND, self._backward.PACKAGE)
         code = native_code(self._bound, self._package, pair)
         by_python = None if function.operator else vars(m)["_of_looked_at"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from itertools import cycle
 from math import prod
@@ -20,6 +20,12 @@ from .tolerance import as_outputs
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_ELEMENTS = 1 << 24
 """Largest number of elements that a tensor of a case may have."""
+
+
+def bits_of(results: Tensor | Iterable[Tensor | None]) -> list[Tensor]:
+    """The bits of results, which can be compared where these are NaN."""
+    every = (results,) if isinstance(results, Tensor) else results
+    return [t.contiguous().view(_BITS[t.element_size()]) for t in every if t is not None]
 
 
 class Judge:
@@ -140,23 +146,29 @@ class Judge:
 
         return Calls()
 
+    def large_batch(
+        self, batch: str, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device, seed: int
+    ) -> tuple[int, tuple[Any, ...]]:
+        """The size of a batch that is no other size of a problem and makes no tensor too large, and a call of it. batch: the
+        dimension; sizes: of the problem. Raises ValueError as `timed` does."""
+        others = {n: size for n, size in sizes.items() if n != batch}
+        most = max(t.numel() for t in self.timed({**others, batch: 1}, dtype, device, seed) if isinstance(t, Tensor))
+        few_enough = (n for n in (523, 67, 23, 5) if n * most <= _MOST_ELEMENTS >> 2 and n not in others.values())
+        number = next(few_enough, 3)
+        return number, self.timed({**others, batch: number}, dtype, device, seed)
+
     def same_in_any_batch(
         self, batch: str, loaded: Any, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device
     ) -> bool:
         """Whether parts of a batch have the same bits in other batches, as a variant computes them. batch: the dimension."""
         table = self.by_variant(loaded)
-        others = {n: size for n, size in sizes.items() if n != batch}
-        most = max(t.numel() for t in self.timed({**others, batch: 1}, dtype, device, 0) if isinstance(t, Tensor))
-        few_enough = (n for n in (523, 67, 23, 5) if n * most <= _MOST_ELEMENTS >> 2 and n not in others.values())
-        number = next(few_enough, 3)
-        args = self.timed({**others, batch: number}, dtype, device, 0)
+        number, args = self.large_batch(batch, sizes, dtype, device, 0)
 
         def bits(*args: Any) -> list[Tensor]:
             found = self._module.served(table, *args)
             if found is None:
                 raise ValueError("a variant does not serve a problem like its own")
-            results = (found,) if isinstance(found, Tensor) else found
-            return [t.contiguous().view(_BITS[t.element_size()]) for t in results if t is not None]
+            return bits_of(found)
 
         def is_same(first: int, end: int, copied: bool) -> bool:
             parts = [

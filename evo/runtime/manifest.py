@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+SAME = "same"
+"""Choice of an option that is a dtype: the workload's."""
 FORMAT_VERSION = 4
 """The version of manifests that is written and read."""
 _LAUNCH = {
@@ -178,8 +180,8 @@ def complete(manifest: dict[str, Any], kernel: Any) -> bool:
     dimensions = manifest["kernel"]["dimensions"]
     new = [d for d in compiled_in(kernel) if d["name"] not in {known["name"] for known in dimensions}]
     dimensions += new
+    names = [d["name"] for d in new]
     for record in (*manifest["variants"], *manifest["general"]):
-        names = [d["name"] for d in new]
         record["fixed"] = [*record["fixed"], *(n for n in names if n in kernel.compile_time_dims[record["target"]])]
         for workload in (each["workload"] for each in (record, *record.get("points", ()))):
             workload["dims"] |= {n: kernel.number_of(n, kernel.options[n]) for n in names}

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .manifest import MANIFEST, LaunchPlan, complete, launch_in, read_manifest, sizes_in
+from .manifest import MANIFEST, SAME, LaunchPlan, complete, launch_in, read_manifest, sizes_in
 
 DIFFERENCES = "sources.diff"
 """Sources of a package that are told by how they differ from others, as unified diffs."""
@@ -304,7 +304,7 @@ def options_in_words(sizes: Mapping[str, int], options: Mapping[str, Any]) -> It
         texts = options[name]
         if isinstance(texts, str) or (isinstance(texts, Sequence) and texts):
             text = texts if isinstance(texts, str) else texts[sizes[name]]
-            yield from [f"{name}={text}"] if text != "same" else []
+            yield from [f"{name}={text}"] if text != SAME else []
         elif sizes[name]:
             yield name
 

@@ -27,6 +27,7 @@ from .expression import (
     product,
     schema_of,
 )
+from .manifest import SAME
 
 _PARAMETER = re.compile(r"(?P<type>\w+(\[\d*\])?)(?P<optional>\?)? (?P<name>\w+)(=(?P<default>.+))?")
 _SIGNATURE = re.compile(r"(?P<name>\w+)\((?P<parameters>.*)\) -> (?P<results>Tensor|\(Tensor(, Tensor)*\))", re.DOTALL)
@@ -438,11 +439,11 @@ class Bound:
     @property
     def may_be_refused(self) -> bool:
         """Whether variants take tensors of several floating-point dtypes, of which PyTorch's function may take one alone."""
-        return bool(self.function.path) and any("same" in texts for texts in self.kernel.choices.values())
+        return bool(self.function.path) and any(SAME in texts for texts in self.kernel.choices.values())
 
     def _named(self, dtype: str) -> str:
         """An expression of a dtype by its name among `Kernel.choices`."""
-        return self.problem_dtype if dtype == "same" else f"torch.{dtype}"
+        return self.problem_dtype if dtype == SAME else f"torch.{dtype}"
 
     def dtype(self, argument: Any) -> str:
         """An expression of the dtype of a tensor argument of the entry point."""

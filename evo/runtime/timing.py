@@ -137,11 +137,12 @@ def _interleaved(
         races = {}
         if place.type == "cpu":
             keep_freed_memory()
-            races["call"] = race({n: _wall(w) for n, w in walks.items()}, rounds, watch())
+            races["call"] = race({n: by_wall_clock(w) for n, w in walks.items()}, rounds, watch())
         else:
             with torch.cuda.device(place):
                 races["graph"] = race({n: on_gpu(w) for n, w in walks.items()}, rounds, lambda: False)
-                races["call"] = race({n: _wall(w, torch.cuda.synchronize) for n, w in walks.items()}, rounds, watch())
+                calls = {n: by_wall_clock(w, torch.cuda.synchronize) for n, w in walks.items()}
+                races["call"] = race(calls, rounds, watch())
     found = {}
     for how, raced in races.items():
         own, other = (raced.timing(name, "other") for name in ("own", "other"))
@@ -191,7 +192,7 @@ def walk(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
     return run
 
 
-def _wall(run: Callable[[], object], synchronize: Callable[[], object] = lambda: None) -> Sample:
+def by_wall_clock(run: Callable[[], object], synchronize: Callable[[], object] = lambda: None) -> Sample:
     """A sample by the wall clock."""
 
     def seconds(repeats: int) -> tuple[float]:
