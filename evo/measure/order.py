@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from evo.measure.buffers import HUGE, Memory, same
+from evo.measure.buffers import HUGE, NAN, Memory, same
 from evo.problem.kernel import Launch, Workload
 from evo.targets import Session
 
@@ -58,6 +58,7 @@ def begins_early(session: Session, memory: Memory, invocation: Invocation, workl
         if not all(same(memory.outputs[n], o) for n, o in right.items()):
             what = f"read what launch {number} of a call writes" if number else "read an input or wrote an output"
             return f"{what} before the kernel before it had ended"
+    invocation.workspace.fill(NAN)  # its guards too, which later calls are judged by
     return ""
 
 

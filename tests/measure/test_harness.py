@@ -261,6 +261,32 @@ def test_a_candidate_that_may_begin_early_has_to_wait_at_the_timed_size(bench: T
     assert bench.begins_early(bench.candidate(Candidate(begins_early), ONE)) == ""
 
 
+def test_what_may_begin_early_has_its_workspace_between_whole_guards_afterwards() -> None:
+    """The races that follow judge it by these."""
+    kernel, writer = load_kernel("layernorm_backward"), LateWriter()
+    workload, sizes = kernel.workload("cpu", "rows=64,cols=256,dtype=float32"), (("partial", 512),)
+    places = [n for n, a in enumerate(kernel.arguments) if a.kind == "output"]
+
+    def begins_when_it_may(values: Sequence[object], launch: Launch) -> None:
+        while writer.written:
+            writer.written.pop()()
+        for place in places:
+            values[place].fill_(1)  # type: ignore[attr-defined]
+
+    for early in ((True,), (False, True), (True, True)):
+        launches = tuple(replace(LAUNCH, programmatic=programmatic) for programmatic in early)
+        with torch.no_grad():
+            bench = TimingHarness(kernel, "cpu", workload, find_target("cpu").open(), seed=3)
+            vars(bench)["set_count"] = 2
+            bench._session.hazards = writer  # type: ignore[misc, assignment]
+            sequence = LaunchSequence(launches=launches, workspace=sizes)
+            candidate = bench.candidate(begins_when_it_may, sequence)  # type: ignore[arg-type]
+            assert bench.begins_early(candidate) == ""
+            assert candidate.invocation is not None
+            assert candidate.invocation.workspace.tensors
+            assert candidate.invocation.workspace.changed() == ""
+
+
 def test_every_set_has_inputs_of_its_own_and_races_draw_others(bench: TimingHarness) -> None:
     data = bench.data
     inputs = [m.inputs["x"] for m in data.arena.sets] + [data.inputs["x"]]
